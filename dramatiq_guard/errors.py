@@ -1,0 +1,130 @@
+"""Every error of the library, in one tree.
+
+::
+
+    Exception
+    ├── Retryable                    raised by an actor: try again, after `delay` if given
+    ├── Permanent                    raised by an actor: never try again
+    ├── Fatal                        raised by an actor: this process must be replaced
+    ├── Defer                        raised by an actor: not now; does not count as an attempt
+    └── GuardError                   whatever the library itself has to say
+        ├── SetupError               the stack or an option is wrong (stops the boot: also a MiddlewareError)
+        ├── StoreError               a store answered with an error
+        │   └── StoreUnavailable     a store could not be reached: the barrier holds and repeats
+        ├── SettlementHeld           internal: the barrier keeps the message unacked (H3)
+        └── PutOff                   internal: the delivery leaves by the skip path
+
+The first four are what users raise; they know nothing of Dramatiq, nor does anything in `policy`, which recognises
+them by qualified name.  This module must not import anything of the library.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from dramatiq.errors import BrokerConnectionError
+from dramatiq.middleware import MiddlewareError, SkipMessage
+
+__all__ = [
+    "Defer",
+    "Fatal",
+    "GuardError",
+    "Permanent",
+    "PutOff",
+    "Retryable",
+    "SettlementHeld",
+    "SetupError",
+    "StoreError",
+    "StoreUnavailable",
+]
+
+
+def _milliseconds(delay: int | timedelta | None) -> int | None:
+    if delay is None:
+        return None
+    if isinstance(delay, timedelta):
+        return max(0, int(delay.total_seconds() * 1000))
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        raise TypeError(f"delay must be milliseconds (int) or a timedelta, not {delay!r}")
+    if delay < 0:
+        raise ValueError(f"delay must not be negative, got {delay!r} ms")
+    return int(delay)
+
+
+class _Raised(Exception):
+    """What the four errors that actors raise have in common."""
+
+    def __init__(self, message: str = "", *, delay: int | timedelta | None = None) -> None:
+        super().__init__(message)
+        self.delay = _milliseconds(delay)
+
+
+class Retryable(_Raised):
+    """Raised by an actor whose work should be tried again.
+
+    Parameters:
+      message(str): What went wrong.
+      delay(int | timedelta): The number of milliseconds to wait before the next attempt, instead of the backoff.
+    """
+
+
+class Permanent(_Raised):
+    """Raised by an actor whose work can never succeed: it is dead-lettered without another attempt.
+
+    Parameters:
+      message(str): What went wrong.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+
+
+class Fatal(_Raised):
+    """Raised by an actor that found its process unfit to go on: the message is retried, the process replaced.
+
+    Parameters:
+      message(str): What went wrong.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+
+
+class Defer(_Raised):
+    """Raised by an actor that cannot do its work now: the message is put off, and no attempt is counted.
+
+    Parameters:
+      message(str): Why not now.
+      delay(int | timedelta): The number of milliseconds to put it off by, instead of the deferral backoff.
+    """
+
+
+class GuardError(Exception):
+    """Base class of the errors that the library itself raises."""
+
+
+class SetupError(GuardError, MiddlewareError, ValueError):
+    """The stack, an option or a store is set up wrongly; says what to write instead.
+
+    It is a `MiddlewareError`, because any other exception raised while a worker boots is swallowed (H11).
+    """
+
+
+class StoreError(GuardError):
+    """A store answered with an error that trying again will not cure."""
+
+
+class StoreUnavailable(StoreError):
+    """A store could not be reached, or cannot take writes now (timeout, READONLY, OOM, LOADING, recovery)."""
+
+
+class SettlementHeld(GuardError, MiddlewareError, BrokerConnectionError):
+    """Keeps a message unacked: Dramatiq repeats the settlement of a `BrokerConnectionError` for ever (H3)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class PutOff(GuardError, SkipMessage):
+    """Takes a deferred or interrupted delivery out by the skip path: no failure callback, no error, no attempt."""
