@@ -1,0 +1,223 @@
+"""One delivery of a message: what its middlewares know about it, and what its end owes.
+
+A `Delivery` hangs on Dramatiq's message proxy, which is one object in all hooks of one delivery (H9).  Each field has
+one writer; the others read, and cope with ``None``, so that every middleware works alone.
+
+This module must not know any middleware, store or telemetry.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from .errors import GuardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dramatiq import Message
+    from dramatiq.broker import MessageProxy
+
+    from .policy.decision import Decision
+    from .policy.verdict import Verdict
+
+__all__ = ["CARRIER", "Delivery", "Due", "Successor", "carrier_of", "current_delivery", "delivery_of"]
+
+#: The one entry in a message's options that is ours.  Old versions, stock workers and other brokers carry it along
+#: without reading it.
+CARRIER: Final = "dramatiq_guard"
+
+#: Where the delivery hangs on the message proxy: naughty, but better than a table keyed by ids that are not unique.
+_ATTRIBUTE: Final = "_dramatiq_guard_delivery"
+
+_current: ContextVar[Delivery | None] = ContextVar("dramatiq_guard_delivery", default=None)
+
+
+class Due:
+    """One thing that the end of a message owes, performed at the settle barrier until it is done.
+
+    Parameters:
+      name(str): What is owed, for logs and spans: ``retry``, ``letter``, ``on_dead_letter``.
+      perform(Callable[[], None]): Does it; must be safe to call again when it raised.
+    """
+
+    __slots__ = ("done", "name", "perform", "tries")
+
+    def __init__(self, name: str, perform: Callable[[], None]) -> None:
+        self.name = name
+        self.perform = perform
+        self.done = False
+        self.tries = 0
+
+
+class Successor:
+    """The copy that carries a message on: its retry, its deferral, its requeue.
+
+    Parameters:
+      message(Message): The copy, already known to encode.
+      delay(int | None): Milliseconds to delay it by; ``None`` puts it straight on its queue.
+    """
+
+    __slots__ = ("delay", "message")
+
+    def __init__(self, message: Message[Any], delay: int | None) -> None:
+        self.message = message
+        self.delay = delay
+
+
+class Delivery:
+    """One delivery of one message.  What actors see of it is `message_id`, `attempt`, `shutting_down`, `time_left()`.
+
+    Attributes:
+      message(MessageProxy): Dramatiq's own proxy.
+      options(Mapping[str, Any]): The options as they were decoded; copies are built from these, so that what is done
+        to the message in memory never travels.
+      consumer(object | None): The consumer that delivered it; ``None`` where there is none (eager brokers).
+    """
+
+    __slots__ = (
+        "began",
+        "consumer",
+        "decision",
+        "dues",
+        "entered",
+        "error",
+        "holds",
+        "interrupts",
+        "message",
+        "noted",
+        "options",
+        "returned",
+        "settled",
+        "skipped",
+        "span",
+        "stack",
+        "started_at",
+        "successor",
+        "verdict",
+    )
+
+    def __init__(self, message: MessageProxy, consumer: object | None = None) -> None:
+        self.message = message
+        self.consumer = consumer
+        self.options: Mapping[str, Any] = dict(message.options)
+        #: Set by the seam's hooks: the wiring of the broker, and whether processing has begun.
+        self.stack: Any = None
+        self.began = False
+        #: Set by the seam: the user's function was entered; it returned; it asked to be skipped.
+        self.entered = False
+        self.returned = False
+        self.skipped = False
+        #: The error that left the seam (or was met by another hook), set with the decision.
+        self.error: BaseException | None = None
+        #: Set by the seam: what can interrupt this run.
+        self.interrupts: Any = None
+        #: Written by Classify.
+        self.verdict: Verdict | None = None
+        #: Written by JitterBackoff: what is to be done, and the copy that does it.
+        self.decision: Decision | None = None
+        self.successor: Successor | None = None
+        #: Written by the settlement.
+        self.dues: list[Due] = []
+        self.noted = False
+        self.settled = False
+        self.holds = 0
+        #: Written by Tracing: whatever it keeps for this delivery, and when processing began (ms, monotonic).
+        self.span: Any = None
+        self.started_at = 0
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message, the same over all its attempts."""
+        return self.message.message_id
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1; deferrals and interruptions are not attempts."""
+        return self.retries + 1
+
+    @property
+    def retries(self) -> int:
+        """How many counted attempts came before this one.  Rubbish in the options reads as none."""
+        return count(self.options.get("retries"))
+
+    @property
+    def shutting_down(self) -> bool:
+        """Whether the worker process has been told to stop; long jobs ask, and leave early."""
+        return self.interrupts is not None and self.interrupts.shutting_down
+
+    def time_left(self) -> int | None:
+        """How long this run may still take.
+
+        Returns:
+          int | None: Milliseconds until the time limit, 0 when it is over, ``None`` without a limit.
+        """
+        return None if self.interrupts is None else self.interrupts.time_left()
+
+    def __repr__(self) -> str:
+        return f"Delivery({self.message.actor_name} {self.message_id}, attempt {self.attempt})"
+
+
+def count(value: object) -> int:
+    """Read a counter from a message's options, which nobody validates: rubbish reads as 0, ``"3"`` as 3."""
+    try:
+        return max(0, int(value))  # type: ignore[call-overload,no-any-return]
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def carrier_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of our own entry in a message's options; empty where there is none or it is rubbish."""
+    carrier = options.get(CARRIER)
+    return dict(carrier) if isinstance(carrier, dict) else {}
+
+
+def delivery_of(message: MessageProxy) -> Delivery:
+    """The delivery that hangs on a message proxy, made where no consumer has stamped it yet."""
+    delivery: Delivery | None = message.__dict__.get(_ATTRIBUTE)
+    if delivery is None:
+        delivery = stamp(message, None)
+    return delivery
+
+
+def stamp(message: MessageProxy, consumer: object | None) -> Delivery:
+    """Hang a new delivery on a message proxy, naming the consumer that it came from."""
+    delivery = Delivery(message, consumer)
+    message.__dict__[_ATTRIBUTE] = delivery
+    return delivery
+
+
+def peek() -> Delivery | None:
+    """The delivery that runs in this context, if any."""
+    return _current.get()
+
+
+def enter(delivery: Delivery | None) -> None:
+    """Make a delivery the current one of this context (``None``: there is none any more)."""
+    _current.set(delivery)
+
+
+def current_delivery() -> Delivery:
+    """The delivery that runs here; works in sync and async actors, and in what they call.
+
+    Threads that an actor starts itself do not inherit it: pass on what they need.
+
+    Returns:
+      Delivery: The current delivery.
+
+    Raises:
+      GuardError: When no delivery runs here, as in a direct call of an actor.
+
+    Example:
+      >>> @dramatiq.actor
+      ... def work():
+      ...     print(current_delivery().attempt)
+    """
+    delivery = _current.get()
+    if delivery is None:
+        raise GuardError(
+            "There is no current delivery here: current_delivery() answers inside an actor that a worker runs, "
+            "not in a direct call, nor in a thread that the actor started."
+        )
+    return delivery
