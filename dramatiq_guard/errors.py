@@ -15,15 +15,20 @@
         └── PutOff                   internal: the delivery leaves by the skip path
 
 The first four are what users raise; they know nothing of Dramatiq, nor does anything in `policy`, which recognises
-them by qualified name.  This module must not import anything of the library.
+them by qualified name.  This module imports nothing of the library but `policy.duration`.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import MiddlewareError, SkipMessage
+
+from .policy.duration import milliseconds
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = [
     "Defer",
@@ -39,24 +44,12 @@ __all__ = [
 ]
 
 
-def _milliseconds(delay: int | timedelta | None) -> int | None:
-    if delay is None:
-        return None
-    if isinstance(delay, timedelta):
-        return max(0, int(delay.total_seconds() * 1000))
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
-        raise TypeError(f"delay must be milliseconds (int) or a timedelta, not {delay!r}")
-    if delay < 0:
-        raise ValueError(f"delay must not be negative, got {delay!r} ms")
-    return int(delay)
-
-
 class _Raised(Exception):
     """What the four errors that actors raise have in common."""
 
     def __init__(self, message: str = "", *, delay: int | timedelta | None = None) -> None:
         super().__init__(message)
-        self.delay = _milliseconds(delay)
+        self.delay = None if delay is None else milliseconds(delay, "delay")
 
 
 class Retryable(_Raised):
