@@ -15,7 +15,9 @@ name                  scope     gives
 `postgres`            session   `PrivatePostgres` that all tests share: do not kill this one
 `postgres_url`        function  the URL of a new, empty database in it, dropped afterwards
 `own_postgres`        function  a `PrivatePostgres` of the test's own, to kill and restart (about 2 s)
-`rabbitmq`            session   `PrivateRabbitMQ` (or `ForeignRabbitMQ`, with `.url` only): booting takes half a minute
+`rabbitmq`            session   `PrivateRabbitMQ` (or `ForeignRabbitMQ`, with `.url` only): booting takes 5 to 30 s
+`private_rabbitmq`    function  the same, for tests that restart it, close its connections or raise its alarms; skipped
+                                where it is a foreign one; a test that stops it need not start it again
 `rabbitmq_url`        function  its URL with a new, empty virtual host, deleted afterwards
 `rabbitmq_broker`     function  a `RabbitmqBroker` on `rabbitmq_url`, with `confirm_delivery=True`, set as the global
                                 broker, closed afterwards
@@ -37,8 +39,9 @@ Classes and functions
 `tests.support.postgres.PrivatePostgres(*, extra=())`
     `.url`, `.url_of(database)`, `create_database(name)`, `drop_database(name)`, `sql(statement, database="test")`, and
     the above.
-`tests.support.rabbitmq.PrivateRabbitMQ()`
-    `.url`, `.url_of(vhost)`, `add_vhost(name)`, `delete_vhost(name)`, `ctl(*arguments)`, `close_all_connections()`,
+`tests.support.rabbitmq.PrivateRabbitMQ()` (a restart takes about 7 s)
+    `.url`, `.url_of(vhost)`, `add_vhost(name)`, `delete_vhost(name)`, `erlang(code)`, `ctl(*arguments)`,
+    `close_all_connections()`,
     `memory_alarm()` (a context manager: publishers are blocked inside), and the above.
 `tests.support.proxy.FaultyProxy(url or (host, port))`
     A context manager.  `.url`, `.port`, `through(url)`; `delay(seconds)`, `blackhole(replies_only=False)`, `refuse()`,

@@ -1,0 +1,195 @@
+"""The fixtures that all tests share; `tests/support/__init__.py` lists them.
+
+A server is started when the first test asks for it, once for all of them.  One that does not start fails the tests
+that need it; only a RabbitMQ that is not installed skips them, and not where `CI=true`.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import dramatiq
+import dramatiq.broker
+import pytest
+import redis
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+
+from dramatiq_guard.testing.valkey import PrivateValkey
+from tests.support.postgres import PrivatePostgres
+from tests.support.rabbitmq import HOW_TO_INSTALL, ForeignRabbitMQ, PrivateRabbitMQ, rabbitmq_is_installed
+
+_MARK_OF_FIXTURE = {
+    "valkey": "redis",
+    "own_valkey": "redis",
+    "postgres": "postgres",
+    "own_postgres": "postgres",
+    "rabbitmq": "rabbitmq",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the servers that it needs."""
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if fixture in _MARK_OF_FIXTURE:
+                item.add_marker(_MARK_OF_FIXTURE[fixture])
+
+
+_rabbitmq_missing = False
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly that the tests on RabbitMQ were not run."""
+    if _rabbitmq_missing:
+        terminalreporter.section("THE TESTS ON RABBITMQ WERE SKIPPED", red=True, bold=True)
+        terminalreporter.line(HOW_TO_INSTALL, red=True)
+
+
+# -- Redis -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[PrivateValkey]:
+    """The Valkey that all tests share: do not kill, stop or freeze this one."""
+    with PrivateValkey() as server:
+        yield server
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[PrivateValkey]:
+    """A Valkey of the test's own, whose data survive SIGKILL."""
+    with PrivateValkey(aof=True) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(valkey: PrivateValkey) -> str:
+    """The URL of an empty database."""
+    with redis.Redis.from_url(valkey.url) as client:
+        client.flushall()
+    return valkey.url
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the empty database at `redis_url`."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def redis_broker(redis_url: str) -> Iterator[RedisBroker]:
+    """A broker on `redis_url` with Dramatiq's own middleware, which is the global one during the test."""
+    broker = RedisBroker(url=redis_url)
+    dramatiq.set_broker(broker)
+    yield broker
+    broker.close()
+    broker.client.connection_pool.disconnect()
+
+
+# -- PostgreSQL ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PrivatePostgres]:
+    """The PostgreSQL that all tests share: do not kill, stop or freeze this one."""
+    with PrivatePostgres() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PrivatePostgres]:
+    """A PostgreSQL of the test's own."""
+    with PrivatePostgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PrivatePostgres) -> Iterator[str]:
+    """The URL of an empty database that is dropped after the test."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+# -- RabbitMQ --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[PrivateRabbitMQ | ForeignRabbitMQ]:
+    """The RabbitMQ that all tests share; whoever restarts it leaves it running."""
+    if url := os.environ.get("DRAMATIQ_GUARD_TEST_RABBITMQ_URL"):
+        yield ForeignRabbitMQ(url)
+        return
+    if not rabbitmq_is_installed():
+        if os.environ.get("CI") == "true":
+            pytest.fail(HOW_TO_INSTALL, pytrace=False)
+        global _rabbitmq_missing
+        _rabbitmq_missing = True
+        pytest.skip(HOW_TO_INSTALL)
+    with PrivateRabbitMQ() as server:
+        yield server
+
+
+@pytest.fixture
+def private_rabbitmq(rabbitmq: PrivateRabbitMQ | ForeignRabbitMQ) -> PrivateRabbitMQ:
+    """The shared RabbitMQ, for tests that restart it or raise its alarms: skipped where it is somebody else's."""
+    if isinstance(rabbitmq, ForeignRabbitMQ):
+        pytest.skip("this test stops RabbitMQ, and DRAMATIQ_GUARD_TEST_RABBITMQ_URL names one that is not ours")
+    return rabbitmq.start()
+
+
+@pytest.fixture
+def rabbitmq_url(rabbitmq: PrivateRabbitMQ | ForeignRabbitMQ) -> Iterator[str]:
+    """The URL of an empty virtual host that is deleted after the test."""
+    if isinstance(rabbitmq, ForeignRabbitMQ):
+        yield rabbitmq.url
+        return
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    yield rabbitmq.start().add_vhost(name)
+    if rabbitmq.running:
+        rabbitmq.delete_vhost(name)
+
+
+@pytest.fixture
+def rabbitmq_broker(rabbitmq_url: str) -> Iterator[RabbitmqBroker]:
+    """A broker on `rabbitmq_url` that waits for confirms, with Dramatiq's own middleware; the global one meanwhile."""
+    broker = RabbitmqBroker(url=rabbitmq_url, confirm_delivery=True)
+    dramatiq.set_broker(broker)
+    yield broker
+    broker.close()
+
+
+# -- In memory -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _global_broker() -> Iterator[None]:
+    """Leave the global broker as it was found."""
+    before = dramatiq.broker.global_broker
+    yield
+    dramatiq.broker.global_broker = before
+
+
+@pytest.fixture
+def stub_broker() -> Iterator[StubBroker]:
+    """A broker in memory with Dramatiq's own middleware, which is the global one during the test."""
+    broker = StubBroker()
+    broker.emit_after("process_boot")
+    dramatiq.set_broker(broker)
+    yield broker
+    broker.flush_all()
+    broker.close()
+
+
+@pytest.fixture
+def stub_worker(stub_broker: StubBroker) -> Iterator[dramatiq.Worker]:
+    """A running worker on `stub_broker`."""
+    worker = dramatiq.Worker(stub_broker, worker_timeout=10, worker_threads=4)
+    worker.start()
+    yield worker
+    worker.stop()

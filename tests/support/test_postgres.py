@@ -1,0 +1,47 @@
+"""The private PostgreSQL boots whoever we are, and keeps its port and its data over a crash."""
+
+from __future__ import annotations
+
+import signal
+
+import psycopg
+import pytest
+
+from tests.support.postgres import PrivatePostgres
+from tests.support.waiting import wait_until
+
+
+def test_committed_rows_survive_a_crash_on_the_same_port(own_postgres: PrivatePostgres) -> None:
+    """After SIGKILL and a start the same URL gives the same rows."""
+    own_postgres.sql("CREATE TABLE kept AS SELECT 7 AS n")
+    url = own_postgres.url
+    own_postgres.restart(signal.SIGKILL)
+
+    assert url == own_postgres.url
+    assert [(7,)] == own_postgres.sql("SELECT n FROM kept")
+
+
+def test_a_frozen_server_answers_nobody_until_thawed(own_postgres: PrivatePostgres) -> None:
+    """`pause` freezes open sessions too, and `resume` lets their answer come."""
+    with psycopg.connect(own_postgres.url, autocommit=True) as session:
+        own_postgres.pause()
+        session.pgconn.send_query(b"SELECT 7")
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(own_postgres.url, connect_timeout=2)
+        session.pgconn.consume_input()
+        assert session.pgconn.is_busy()
+
+        own_postgres.resume()
+
+        def answered() -> bool:
+            session.pgconn.consume_input()
+            return not session.pgconn.is_busy()
+
+        wait_until(answered, describe="the answer of the thawed session")
+
+
+def test_each_test_gets_an_empty_database(postgres: PrivatePostgres, postgres_url: str) -> None:
+    """The URL of the fixture is a database without tables."""
+    database = postgres_url.rpartition("/")[2]
+
+    assert [] == postgres.sql("SELECT 1 FROM pg_tables WHERE schemaname = 'public'", database)
