@@ -189,7 +189,7 @@ def _defer(verdict: Verdict, deferrals: int, max_deferrals: int | None, backoff:
         delay,
         counted=False,
         exit_process=False,
-        why=f"put off by {delay.milliseconds} ms, for the {deferrals + 1}. time ({verdict.rule})",
+        why=f"put off by {delay.milliseconds} ms, deferral {deferrals + 1} ({verdict.rule})",
     )
 
 
