@@ -84,7 +84,7 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture
 def redis_broker(redis_url: str) -> Iterator[RedisBroker]:
     """A broker on `redis_url` with Dramatiq's own middleware, which is the global one during the test."""
-    broker = RedisBroker(url=redis_url)
+    broker = RedisBroker(url=redis_url)  # type: ignore[no-untyped-call]
     dramatiq.set_broker(broker)
     yield broker
     broker.close()

@@ -103,7 +103,6 @@ class PrivatePostgres(PrivateServer):
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": str(self.directory),
             "fsync": "off",
-            "synchronous_commit": "off",
             "full_page_writes": "off",
         }
         arguments = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]

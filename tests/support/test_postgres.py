@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from tests.support.postgres import PrivatePostgres
-from tests.support.waiting import wait_until
 
 
 def test_committed_rows_survive_a_crash_on_the_same_port(own_postgres: PrivatePostgres) -> None:
@@ -23,21 +23,15 @@ def test_committed_rows_survive_a_crash_on_the_same_port(own_postgres: PrivatePo
 
 def test_a_frozen_server_answers_nobody_until_thawed(own_postgres: PrivatePostgres) -> None:
     """`pause` freezes open sessions too, and `resume` lets their answer come."""
-    with psycopg.connect(own_postgres.url, autocommit=True) as session:
+    with psycopg.connect(own_postgres.url) as session, ThreadPoolExecutor(1) as elsewhere:
         own_postgres.pause()
-        session.pgconn.send_query(b"SELECT 7")
+        answer = elsewhere.submit(lambda: session.execute("SELECT 7").fetchone())
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(own_postgres.url, connect_timeout=2)
-        session.pgconn.consume_input()
-        assert session.pgconn.is_busy()
+        assert not answer.done()
 
         own_postgres.resume()
-
-        def answered() -> bool:
-            session.pgconn.consume_input()
-            return not session.pgconn.is_busy()
-
-        wait_until(answered, describe="the answer of the thawed session")
+        assert (7,) == answer.result(10)
 
 
 def test_each_test_gets_an_empty_database(postgres: PrivatePostgres, postgres_url: str) -> None:

@@ -29,7 +29,8 @@ def _publish(url: str, queue: str, body: bytes) -> None:
 def _fetch(url: str, queue: str) -> bytes | None:
     connection = pika.BlockingConnection(pika.URLParameters(url))
     try:
-        return connection.channel().basic_get(queue, auto_ack=True)[2]
+        body: bytes | None = connection.channel().basic_get(queue, auto_ack=True)[2]
+        return body
     finally:
         connection.close()
 
