@@ -78,6 +78,7 @@ class Delivery:
 
     __slots__ = (
         "began",
+        "carrier",
         "consumer",
         "decision",
         "dues",
@@ -95,6 +96,7 @@ class Delivery:
         "stack",
         "started_at",
         "successor",
+        "trace",
         "verdict",
     )
 
@@ -118,6 +120,10 @@ class Delivery:
         #: Written by JitterBackoff: what is to be done, and the copy that does it.
         self.decision: Decision | None = None
         self.successor: Successor | None = None
+        #: Our entry in the options after this attempt: the history with this one in it.
+        self.carrier: dict[str, Any] | None = None
+        #: Written by DeadLetter: trace id and span id of the attempt that failed.
+        self.trace: tuple[str, str] | None = None
         #: Written by the settlement.
         self.dues: list[Due] = []
         self.noted = False

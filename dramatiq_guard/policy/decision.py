@@ -73,7 +73,7 @@ class Counts:
       retries(int): Attempts that were counted.
       deferrals(int): Times it was put off.
       interruptions(int): Times a shutdown interrupted it.
-      elapsed(int): Milliseconds since it was first enqueued (one sent with a delay: since it was due).
+      elapsed(int): Milliseconds since its first attempt failed; 0 before any has.
     """
 
     retries: int = 0

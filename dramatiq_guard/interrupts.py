@@ -1,0 +1,186 @@
+"""What may interrupt an actor while it runs, and never anything else: its time limit, and the shutdown of its worker.
+
+Dramatiq raises both asynchronously in the worker's thread, from before the first hook until the last one, so they can
+tear a hook in two (H4).  Here a run is armed just before the user's function and disarmed just after it, under the
+same lock that raises; an interrupt that was raised but has not arrived is taken back (H5).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from dramatiq.logging import get_logger
+from dramatiq.middleware import Shutdown, TimeLimitExceeded
+from dramatiq.middleware.threading import Interrupt
+
+from . import clock, host
+
+__all__ = ["Interrupts", "Run", "call_interruptibly"]
+
+
+class Run:
+    """One run of a user's function, as far as interrupts are concerned.
+
+    Parameters:
+      interrupts(Interrupts): Who may interrupt it.
+      time_limit(float | None): How many milliseconds it may take; ``None`` or infinity for as long as it likes.
+      notify(bool): Whether it wants to be interrupted by a shutdown (Dramatiq's ``notify_shutdown``).
+    """
+
+    __slots__ = ("deadline", "interrupts", "notify", "raised", "thread_id", "time_limit")
+
+    def __init__(self, interrupts: Interrupts, time_limit: float | None, notify: bool) -> None:
+        self.interrupts = interrupts
+        self.time_limit = None if time_limit is None or time_limit == float("inf") else int(time_limit)
+        self.notify = notify
+        self.thread_id = 0
+        self.deadline: int | None = None
+        self.raised = False
+
+    @property
+    def shutting_down(self) -> bool:
+        """Whether the worker has been told to stop."""
+        return self.interrupts.shutting_down
+
+    def time_left(self) -> int | None:
+        """Milliseconds until the time limit, ``None`` without one."""
+        return None if self.deadline is None else max(0, self.deadline - clock.monotonic())
+
+
+class _Timer(Protocol):
+    def add_timeout(self, thread_id: int, ttl: float) -> None: ...
+    def remove_timeout(self, thread_id: int) -> None: ...
+
+
+class Interrupts:
+    """Interrupts the armed runs of one worker process.
+
+    Parameters:
+      interval(int): How often, in milliseconds, to look for runs past their time limit.
+      gevent_timer(object | None): Under gevent, the timeout registry of Dramatiq's own TimeLimit.
+      gevent_notifier(object | None): Under gevent, the notification registry of its ShutdownNotifications.
+    """
+
+    def __init__(
+        self, *, interval: int = 1000, gevent_timer: _Timer | None = None, gevent_notifier: Any = None
+    ) -> None:
+        self.logger = get_logger("dramatiq_guard", "interrupts")
+        self.interval = interval
+        self.shutting_down = False
+        self._gevent_timer = gevent_timer
+        self._gevent_notifier = gevent_notifier
+        self._lock = threading.Lock()
+        self._runs: dict[int, Run] = {}
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start looking for runs past their time limit; called when the worker boots, after the fork."""
+        if self._gevent_timer is None and self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="dramatiq-guard-time-limits", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+
+    def shutdown(self) -> None:
+        """Interrupt every armed run that asked to be told of a shutdown, and remember that one has begun."""
+        self.shutting_down = True
+        if self._gevent_notifier is not None:
+            self._gevent_notifier.shutdown()
+            return
+        with self._lock:
+            for run in self._runs.values():
+                if run.notify:
+                    self.logger.info(
+                        "Worker shutdown notification. Raising exception in worker thread %r.", run.thread_id
+                    )
+                    self._raise(run, Shutdown)
+
+    def arm(self, run: Run) -> None:
+        """Let a run be interrupted from now on."""
+        run.thread_id = threading.get_ident()
+        if run.time_limit is not None:
+            run.deadline = clock.monotonic() + run.time_limit
+        if self._gevent_timer is not None:
+            self._gevent_timer.add_timeout(run.thread_id, float("inf") if run.time_limit is None else run.time_limit)
+            if run.notify and self._gevent_notifier is not None:
+                self._gevent_notifier.add_notification()
+            return
+        with self._lock:
+            self._runs[run.thread_id] = run
+            if self.shutting_down and run.notify:
+                # A shutdown that began while this message waited behind another one: its thread still takes it up.
+                self._raise(run, Shutdown)
+
+    def disarm(self, run: Run) -> None:
+        """Let a run not be interrupted any more, and take back what was raised but has not arrived."""
+        if self._gevent_timer is not None:
+            self._gevent_timer.remove_timeout(run.thread_id)
+            if run.notify and self._gevent_notifier is not None:
+                self._gevent_notifier.remove_notification()
+            return
+        with self._lock:
+            self._runs.pop(run.thread_id, None)
+            if run.raised:
+                run.raised = False
+                host.clear_interrupt(run.thread_id)
+
+    def _raise(self, run: Run, kind: type[Interrupt]) -> None:
+        """Raise in the run's thread; the caller holds the lock."""
+        run.raised = True
+        host.raise_thread_exception(run.thread_id, kind)
+
+    def _watch(self) -> None:
+        while not clock.wait(self._closed, self.interval):
+            now = clock.monotonic()
+            with self._lock:
+                for run in self._runs.values():
+                    if run.deadline is not None and now >= run.deadline:
+                        self.logger.warning(
+                            "Time limit exceeded. Raising exception in worker thread %r.", run.thread_id
+                        )
+                        run.deadline = None
+                        self._raise(run, TimeLimitExceeded)
+
+
+def gevent_notifier() -> Any:
+    """Dramatiq's own notification registry for gevent."""
+    from dramatiq.middleware import shutdown
+
+    return shutdown._GeventShutdownManager(get_logger("dramatiq_guard", "interrupts"))
+
+
+def call_interruptibly(run: Run, function: Any, args: Any, kwargs: Any) -> Any:
+    """Call the user's function with its interrupts armed, and nothing else.
+
+    An interrupt that arrives after the function has returned is swallowed: the work is done.  CPython looks for
+    pending interrupts when a function is entered, on backward jumps and after calls into C, so between the return of a
+    Python function and the next line there is no such point.
+    """
+    returned = False
+    value = None
+    try:
+        try:
+            run.interrupts.arm(run)
+            value = function(*args, **kwargs)
+            returned = True
+        finally:
+            run.interrupts.disarm(run)
+    except Interrupt:
+        _disarm_surely(run)
+        if not returned:
+            raise
+    return value
+
+
+def _disarm_surely(run: Run) -> None:
+    # An interrupt may land in the disarming itself; each kind is raised once, so this ends.
+    while True:
+        try:
+            run.interrupts.disarm(run)
+        except Interrupt:
+            continue
+        return

@@ -1,0 +1,276 @@
+"""DeadLetter: every message that dies leaves a letter, by whatever road it went.
+
+The life of a message in it:
+
+1. A replay is asked for at the store before it runs: a copy that another one has replaced is dropped unseen.
+2. The message is given up (or failed by another middleware, or its actor is unknown), and Dramatiq asks its consumer to
+   nack it.
+3. At the settle barrier the letter is written: the whole payload, redacted, the error, the history, the fingerprint.
+   Only then is the message nacked, and `on_dead_letter` fired.  The entry in the broker's own dead letters is a copy.
+4. A replay that succeeded is noted on the letter that it came from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from dramatiq import Actor
+from dramatiq.errors import ActorNotFound
+from dramatiq.logging import get_logger
+from dramatiq.middleware import SkipMessage
+
+from .. import clock, host, telemetry
+from ..dead_letters.letter import Letter, replay_marker_of
+from ..dead_letters.redact import DEFAULT_KEYS, Redaction
+from ..delivery import Due, carrier_of, delivery_of
+from ..errors import Defer, SetupError, StoreUnavailable
+from ..history import attempts, attempts_total
+from ..policy.duration import milliseconds
+from .base import GuardMiddleware
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import timedelta
+
+    from dramatiq import Broker
+    from dramatiq.broker import MessageProxy
+
+    from ..delivery import Delivery
+    from ..stores.protocols import DeadLetterStore
+
+__all__ = ["DeadLetter"]
+
+_DAY: Final = 24 * 60 * 60 * 1000
+
+#: How often, in milliseconds, a process that writes letters looks whether old ones must go.
+_PURGE_EVERY: Final = 60_000
+
+
+class DeadLetter(GuardMiddleware):
+    """Writes a letter for every message that dies.
+
+    Parameters:
+      store(DeadLetterStore): Where letters are kept, e.g. ``connect("postgresql://…").dead_letters``.
+      on_dead_letter(Callable[[Letter], object] | Actor | str): Called with each letter, or an actor (or its name) that
+        is sent the message and a report; once for each letter, whatever road it came by.  Actors have an option of the
+        same name.
+      redact(Callable[[str, Any], Any]): Says of each path and value what may be written.
+      redact_keys(Iterable[str]): Names whose values are never written; an empty collection for none.
+      version(str): The version of the user's code; defaults to the environment's ``DRAMATIQ_GUARD_CODE_VERSION``.
+      retention(int | timedelta): Milliseconds that a letter is kept for.  Defaults to 30 days.
+      max_letters(int): How many letters are kept.
+
+    Raises:
+      SetupError: When an argument is of the wrong type or out of range; names it.
+
+    Example:
+      >>> DeadLetter(stores.dead_letters, on_dead_letter="page_somebody")
+    """
+
+    place: ClassVar[int] = 3
+
+    def __init__(
+        self,
+        store: DeadLetterStore,
+        *,
+        on_dead_letter: Callable[[Letter], object] | Actor[Any, Any] | str | None = None,
+        redact: Callable[[str, Any], Any] | None = None,
+        redact_keys: Iterable[str] = DEFAULT_KEYS,
+        version: str | None = None,
+        retention: int | timedelta = 30 * _DAY,
+        max_letters: int = 100_000,
+    ) -> None:
+        self.logger = get_logger(__name__, type(self))
+        if not hasattr(store, "put"):
+            raise SetupError(
+                f"DeadLetter: store must keep dead letters, e.g. connect('redis://…').dead_letters, not {store!r}"
+            )
+        _check_target(on_dead_letter, "DeadLetter")
+        if isinstance(max_letters, bool) or not isinstance(max_letters, int) or max_letters < 1:
+            raise SetupError(f"DeadLetter: max_letters must be an integer from 1, not {max_letters!r}")
+        try:
+            self.retention = milliseconds(retention, "retention")
+        except (TypeError, ValueError) as error:
+            raise SetupError(f"DeadLetter: {error}") from error
+        self.store = store
+        self.on_dead_letter = on_dead_letter
+        self.redaction = Redaction(redact_keys, redact)
+        self.version = version if version is not None else os.environ.get("DRAMATIQ_GUARD_CODE_VERSION", "")
+        self.max_letters = max_letters
+        self._purge_after = 0
+
+    @property
+    def actor_options(self) -> set[str]:
+        return {"on_dead_letter"}
+
+    def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
+        super().before_declare_actor(broker, actor)
+        _check_target(actor.options.get("on_dead_letter"), f"Actor {actor.actor_name!r}")
+
+    def around(self, delivery: Delivery, proceed: Callable[[], Any]) -> Any:
+        """Let a replay run if it is the copy that counts; all other messages pass."""
+        marker = replay_marker_of(delivery.options)
+        if marker and marker.get("token"):
+            try:
+                admitted = self.store.admit_replay(marker["of"], str(marker["token"]), now=clock.now())
+            except StoreUnavailable as error:
+                raise Defer("the store that knows whether this replay may run is out of reach") from error
+            if not admitted:
+                self.logger.warning(
+                    "Message %r is a replay of letter %r that another replay has replaced; it is dropped.",
+                    delivery.message_id,
+                    marker["of"],
+                )
+                delivery.message.options["store_results"] = False
+                raise SkipMessage("replaced by another replay")
+        return proceed()
+
+    def after_process_message(
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        """Remember which trace the failure belongs to, while it is the current one."""
+        if exception is not None:
+            delivery_of(message).trace = telemetry.current_ids()
+
+    # -- settling ------------------------------------------------------------------------------------------------------
+
+    def note(self, delivery: Delivery) -> None:
+        """Owe the letter of a message that failed, and the outcome of a replay that did not."""
+        message = delivery.message
+        if message.failed:
+            self._owe_letter(delivery, self._letter(delivery, _reason(delivery)))
+        elif delivery.returned:
+            marker = replay_marker_of(delivery.options)
+            if marker and marker.get("token"):
+                of, token = marker["of"], str(marker["token"])
+                delivery.dues.append(
+                    Due(
+                        "replay_outcome",
+                        lambda: self.store.record_outcome(of, token, "succeeded", now=clock.now()) and None,
+                    )
+                )
+
+    def give_up(self, delivery: Delivery, due: Due, error: BaseException) -> None:
+        """Make a letter of what could not be settled; of a letter that the store refuses, a log line with all of it."""
+        if due.name == "letter":
+            letter = self._letter(delivery, _reason(delivery))
+            self.logger.critical(
+                "The store refuses the letter of message %r: %s", delivery.message_id, letter.to_json()
+            )
+        elif due.name in ("retry", "defer", "requeue"):
+            delivery.error = error
+            self._owe_letter(delivery, self._letter(delivery, "unencodable"))
+
+    def _owe_letter(self, delivery: Delivery, letter: Letter) -> None:
+        delivery.dues.append(Due("letter", lambda: self._write(letter)))
+        actor = delivery.stack.broker.actors.get(letter.actor)
+        targets = [self.on_dead_letter, actor.options.get("on_dead_letter") if actor is not None else None]
+        for target in targets:
+            if target is not None:
+                delivery.dues.append(Due("on_dead_letter", lambda target=target: self._tell(delivery, letter, target)))
+
+    def _letter(self, delivery: Delivery, reason: str) -> Letter:
+        message = delivery.message
+        actor = delivery.stack.broker.actors.get(message.actor_name)
+        error = delivery.error if delivery.error is not None else message._exception
+        carrier = delivery.carrier if delivery.carrier is not None else carrier_of(delivery.options)
+        trace_id, span_id = delivery.trace or ("", "")
+        return Letter.from_message(
+            {**message._message.asdict(), "options": dict(delivery.options)},
+            reason=reason,
+            died_at=clock.now(),
+            exception=error,
+            redaction=self.redaction,
+            parameter_names=() if actor is None else _parameter_names(actor),
+            history=attempts(carrier),
+            attempts_total=attempts_total(carrier),
+            trace_id=trace_id,
+            span_id=span_id,
+            code_version=self.version,
+            redelivered=getattr(message, "redelivered", None),
+        )
+
+    def _write(self, letter: Letter) -> None:
+        if not self.store.put(letter):
+            return
+        telemetry.dead_lettered(
+            reason=letter.reason, actor=letter.actor, queue=letter.queue, fingerprint=letter.fingerprint
+        )
+        self.logger.warning(
+            "Message %r of actor %r is dead: %s (letter %s, fingerprint %s).",
+            letter.message_id,
+            letter.actor,
+            letter.reason,
+            letter.letter_id,
+            letter.fingerprint,
+        )
+        self._purge()
+
+    def _purge(self) -> None:
+        now = clock.monotonic()
+        if now < self._purge_after:
+            return
+        self._purge_after = now + _PURGE_EVERY
+        try:
+            purged = self.store.purge(now=clock.now(), max_age=self.retention, max_count=self.max_letters)
+        except Exception:
+            self.logger.warning("Old dead letters could not be removed; the next letter tries again.", exc_info=True)
+            return
+        if purged.total:
+            telemetry.letters_purged(by_age=purged.by_age, by_count=purged.by_count)
+            self.logger.warning(
+                "Removed %d dead letters older than %d ms and %d beyond the latest %d; nobody had handled %d of them.",
+                purged.by_age,
+                self.retention,
+                purged.by_count,
+                self.max_letters,
+                purged.never_handled,
+            )
+
+    def _tell(self, delivery: Delivery, letter: Letter, target: Any) -> None:
+        if not isinstance(target, str | Actor):
+            target(letter)
+            return
+        actor = delivery.stack.broker.get_actor(target) if isinstance(target, str) else target
+        actor.send(
+            letter.payload,
+            {
+                "letter_id": letter.letter_id,
+                "reason": letter.reason,
+                "fingerprint": letter.fingerprint,
+                "attempts": letter.attempts_total,
+                "error": None if letter.error is None else {"type": letter.error.type, "message": letter.error.message},
+            },
+        )
+
+
+def _reason(delivery: Delivery) -> str:
+    """The reason code of a message that failed."""
+    message = delivery.message
+    if delivery.decision is not None and delivery.decision.reason is not None:
+        return delivery.decision.reason
+    error = message._exception
+    if isinstance(error, ActorNotFound) and not delivery.began:
+        return "unknown_actor"
+    if host.skipped_by_age_limit(error):
+        return "expired"
+    if error is None or not delivery.entered or delivery.returned or isinstance(error, SkipMessage):
+        return "failed_by_middleware"
+    # Dramatiq's own Retries gave it up; it says no more than this.
+    actor = delivery.stack.broker.actors.get(message.actor_name)
+    throws = message.options.get("throws") or (actor.options.get("throws") if actor is not None else None)
+    return "permanent" if throws and isinstance(error, throws) else "exhausted"
+
+
+def _check_target(target: object, whose: str) -> None:
+    if target is not None and not callable(target) and not isinstance(target, str | Actor):
+        raise SetupError(f"{whose}: on_dead_letter must be a callable, an actor or an actor's name, not {target!r}")
+
+
+def _parameter_names(actor: Actor[Any, Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(actor.fn).parameters)
+    except (TypeError, ValueError):
+        return ()

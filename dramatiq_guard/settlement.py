@@ -1,0 +1,176 @@
+"""The settle barrier: what a message's end owes is done before the message is acked or nacked, or the message stays.
+
+Dramatiq swallows whatever goes wrong in an after hook and then acks (H2): a retry that could not be enqueued is a
+message lost.  So hooks only decide, and the doing waits until the consumer is asked to ack or nack:
+
+1. *Conclude.*  A delivery that began and arrives undecided (an interrupt or a raising predicate came between) is
+   decided now; it is never simply acked.
+2. *Note.*  Whoever owes something at this message's end says so, once: the retry, the letter, a callback.
+3. *Perform.*  Each part is done and marked done by itself.  While a broker or store is out, the message stays unacked
+   and Dramatiq repeats the settlement for as long as it takes (H3).  A part that fails in any other way is tried three
+   times and then becomes a dead letter.
+
+This module must not know any middleware, store or telemetry backend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dramatiq.errors import BrokerConnectionError
+from dramatiq.logging import get_logger
+
+from . import telemetry
+from .errors import SettlementHeld, StoreUnavailable
+
+if TYPE_CHECKING:
+    from .delivery import Delivery, Due
+    from .seam import Decider
+
+__all__ = ["TRIES", "Settlement", "Undecided", "is_outage"]
+
+#: How often a part that fails for another reason than an outage is tried before it becomes a dead letter.
+TRIES: Final = 3
+
+#: Errors of clients that mean "out of reach", by qualified name, so that no client is imported to recognise them.
+_OUTAGES: Final = frozenset(
+    {
+        "redis.exceptions.RedisError",
+        "pika.exceptions.AMQPError",
+        "builtins.ConnectionError",
+        "builtins.TimeoutError",
+    }
+)
+
+
+class Undecided(Exception):
+    """Stands in for the error of a delivery that began, did not return, and left no error behind."""
+
+
+class Noter(Protocol):
+    """Adds what it owes at this message's end to `delivery.dues`; called once."""
+
+    def note(self, delivery: Delivery) -> None: ...
+
+
+class LastResort(Protocol):
+    """Turns a part that cannot be performed into a dead letter."""
+
+    def give_up(self, delivery: Delivery, due: Due, error: BaseException) -> None: ...
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether an error says that a broker or a store is out, so that trying again is what helps."""
+    if isinstance(error, BrokerConnectionError | StoreUnavailable):
+        return True
+    return any(f"{cls.__module__}.{cls.__qualname__}" in _OUTAGES for cls in type(error).__mro__)
+
+
+class Settlement:
+    """Settles the deliveries of one broker.
+
+    Parameters:
+      decider(Decider | None): Decides what arrives undecided.
+      noters(tuple[Noter, ...]): Who may owe something, in the order in which it is performed.
+      last_resort(LastResort | None): Makes a letter of what cannot be performed; without one it is logged whole.
+    """
+
+    def __init__(self, decider: Decider | None, noters: tuple[Noter, ...], last_resort: LastResort | None) -> None:
+        self.logger = get_logger("dramatiq_guard", "settlement")
+        self.decider = decider
+        self.noters = noters
+        self.last_resort = last_resort
+
+    def settle(self, delivery: Delivery) -> None:
+        """Do what this delivery's end owes; return when all of it is done.
+
+        Raises:
+          SettlementHeld: While something is out; the message must stay unacked and the settlement be repeated.
+        """
+        if not delivery.noted:
+            self._conclude(delivery)
+            for noter in self.noters:
+                noter.note(delivery)
+            delivery.noted = True
+        if delivery.dues:
+            self._perform(delivery)
+        delivery.settled = True
+
+    def _conclude(self, delivery: Delivery) -> None:
+        if (
+            self.decider is None
+            or not delivery.began
+            or delivery.returned
+            or delivery.skipped
+            or delivery.decision is not None
+        ):
+            return
+        message = delivery.message
+        error = message._exception
+        if not delivery.entered and (message.failed or error is None):
+            # Another middleware failed the message, or skipped it, before the actor was reached: its decision stands.
+            return
+        if message.failed:
+            return
+        self.decider.decide(delivery, error if error is not None else Undecided("the delivery was interrupted"))
+        if message.failed:
+            # Dramatiq has taken the branch that acks; repeating the settlement takes the one that nacks.
+            raise SettlementHeld(f"Message {delivery.message_id} turned out to have failed: it is nacked instead.")
+
+    def _perform(self, delivery: Delivery) -> None:
+        owed = [due for due in delivery.dues if not due.done]
+        if not owed:
+            return
+        with telemetry.settling(delivery):
+            while owed:
+                due = owed[0]
+                self._perform_one(delivery, due)
+                # A part may add others: a letter in place of a retry.
+                owed = [due for due in delivery.dues if not due.done]
+
+    def _perform_one(self, delivery: Delivery, due: Due) -> None:
+        try:
+            due.perform()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message is not lost over it
+            if is_outage(error):
+                self._hold(delivery, due, error)
+            due.tries += 1
+            if due.tries < TRIES:
+                self.logger.warning(
+                    "Message %r: %s failed (%d of %d): %r", delivery.message_id, due.name, due.tries, TRIES, error
+                )
+                return
+            self._replace(delivery, due, error)
+        except BaseException as error:  # noqa: BLE001 - as above
+            # An interrupt of somebody else's landed here (H4).  The part may be half done, and can be repeated.
+            self._hold(delivery, due, error)
+        due.done = True
+
+    def _hold(self, delivery: Delivery, due: Due, error: BaseException) -> None:
+        delivery.holds += 1
+        telemetry.settlement_held(what=due.name, why=type(error).__name__)
+        if delivery.holds == 1:
+            self.logger.warning(
+                "Message %r stays unacked: %s waits until it can be done (%s: %.200s).",
+                delivery.message_id,
+                due.name,
+                type(error).__name__,
+                error,
+            )
+        raise SettlementHeld(
+            f"{due.name} of message {delivery.message_id} cannot be done now: {type(error).__name__}"
+        ) from error
+
+    def _replace(self, delivery: Delivery, due: Due, error: BaseException) -> None:
+        """A part that cannot be performed becomes a dead letter; nothing of it is dropped unseen."""
+        self.logger.error(
+            "Message %r of actor %r: %s failed %d times and is given up: %r",
+            delivery.message_id,
+            delivery.message.actor_name,
+            due.name,
+            due.tries,
+            error,
+        )
+        due.done = True
+        if self.last_resort is not None:
+            self.last_resort.give_up(delivery, due, error)
