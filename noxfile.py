@@ -1,0 +1,115 @@
+"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`.
+
+Run as a script it needs nothing but Python with venv: `python3 noxfile.py tests` makes a virtual environment of its
+own with nox in it (`.nox/_nox`), and goes on as `nox -s tests`.  Where nox or uv is at hand, `nox -s tests` and
+`uvx nox -s tests` are the same.  What stands behind the name goes to the program that is run:
+`python3 noxfile.py demo --stock`, `python3 noxfile.py tests -k backoff`.
+
+It must not know anything of the library: settings of the tools are in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OLDEST_PYTHON = (3, 11)
+
+
+def python_with_nox() -> Path:
+    """Make the environment that nox runs in, unless it is there, and give its interpreter."""
+    if sys.version_info < OLDEST_PYTHON:
+        wanted, found = ".".join(map(str, OLDEST_PYTHON)), sys.version.split()[0]
+        sys.exit(f"noxfile.py: Python {wanted} or newer is needed, and {sys.executable} is {found}")
+    environment = HERE / ".nox" / "_nox"
+    python = environment / "bin" / "python"
+    ready = environment / f"ready-{sys.version_info.major}.{sys.version_info.minor}"
+    if ready.exists() and python.exists():
+        return python
+    print(f"noxfile.py: making {environment.relative_to(HERE)} with nox in it (once)", file=sys.stderr)
+    try:
+        venv.create(environment, clear=True, with_pip=True)
+    except subprocess.CalledProcessError:
+        sys.exit("noxfile.py: no virtual environment could be made; on Debian run: apt-get install python3-venv")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "nox>=2025.2"]
+    if status := subprocess.run(install, check=False).returncode:
+        sys.exit(f"noxfile.py: pip could not install nox (status {status}); its message is above")
+    ready.touch()
+    return python
+
+
+def nox_arguments(arguments: list[str]) -> list[str]:
+    """Read `tests -k backoff` as `--session tests -- -k backoff`; what begins with an option is nox's own."""
+    if not arguments or arguments[0].startswith("-"):
+        return arguments
+    session, *rest = arguments
+    return ["--session", session, "--", *(rest[1:] if rest[:1] == ["--"] else rest)]
+
+
+if __name__ == "__main__":
+    executable = str(python_with_nox())
+    os.chdir(HERE)
+    sys.stderr.flush()
+    os.execv(executable, [executable, "-m", "nox", "--noxfile", str(HERE / "noxfile.py"), *nox_arguments(sys.argv[1:])])
+
+import nox  # noqa: E402 - there is none yet where this file is run as a script
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["tests"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_external_run = True
+nox.options.default_venv_backend = "virtualenv"
+
+PROJECT = nox.project.load_toml(HERE / "pyproject.toml")
+CHECKED = ("dramatiq_guard", "tests", "benchmarks", "noxfile.py")
+
+
+def _install(session: nox.Session, extra: str, *groups: str) -> None:
+    session.install("--quiet", "-e", f".[{extra}]", *nox.project.dependency_groups(PROJECT, *groups))
+
+
+def _lint(session: nox.Session) -> None:
+    session.run("ruff", "check", *CHECKED)
+    session.run("ruff", "format", "--check", *CHECKED)
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All checks and all tests, with coverage; with arguments for pytest, those tests alone."""
+    _install(session, "all", "test", "lint")
+    if session.posargs:
+        session.run("pytest", *session.posargs)
+        return
+    _lint(session)
+    data = {"COVERAGE_FILE": str(Path(session.create_tmp()) / "coverage")}
+    session.run("coverage", "erase", env=data)
+    session.run("coverage", "run", "-m", "pytest", env=data)
+    session.run("coverage", "combine", "--quiet", env=data)
+    session.run("coverage", "report", "--include=dramatiq_guard/policy/*", "--fail-under=100", env=data)
+    session.run("coverage", "report", "--fail-under=95", env=data)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """The checks of the `tests` session without the tests."""
+    _install(session, "all", "test", "lint")
+    _lint(session)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """A broker, workers, a flaky downstream, and what became of every message."""
+    _install(session, "demo")
+    session.run("dramatiq-guard", "demo", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """What the stack costs for each message, against stock Dramatiq."""
+    _install(session, "all")
+    session.run("python", "benchmarks/overhead.py", *session.posargs)
