@@ -1,0 +1,26 @@
+"""The command line, ``dramatiq-guard``: one file a verb.
+
+This file only sees to it that what the verbs need is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command line.
+
+    Returns:
+      int: 0 when all is well, 1 when something failed or was found wanting, 2 when the call itself was wrong.
+    """
+    try:
+        from .root import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in {"click", "rich"}:
+            raise
+        sys.stderr.write(f"dramatiq-guard needs {error.name}: run pip install 'dramatiq-guard[cli]'\n")
+        return 2
+    return run()

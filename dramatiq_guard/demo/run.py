@@ -1,0 +1,195 @@
+"""The course of the demo: start everything, send, wait, judge, fix, replay, judge again, end everything.
+
+It knows the order of things and nothing else: the judgement is `accounting`'s, the drawing `drawing`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import redis
+
+from ..testing.valkey import PrivateValkey
+from . import accounting
+from .ledger import read_ledger
+from .letters import Graveyard, StockGraveyard
+from .plan import after_the_fix
+from .processes import DownstreamProcess, Fleet, ProcessEnded, end, start_producer
+from .progress import Progress, Standing
+from .queues import Contents, look
+from .report import Replayed, Report
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from subprocess import Popen
+
+__all__ = ["Mischief", "run"]
+
+#: Seconds until messages that are still unsettled count as stuck.
+_PATIENCE: Final = 30.0
+#: Seconds between two looks.
+_INTERVAL: Final = 0.2
+#: The reasons that the fix of the downstream cures.
+_CURED: Final = ("permanent", "exhausted")
+
+
+@dataclass(frozen=True, slots=True)
+class Mischief:
+    """What is done to the broker and the workers while messages are on their way.
+
+    Parameters:
+      restart_broker(bool): Stop the broker while retries are being scheduled, and start it again.
+      kill_worker(bool): Kill a worker process (SIGKILL) in the middle of its work.
+      outage(float): For how many seconds the broker stays away.
+    """
+
+    restart_broker: bool = False
+    kill_worker: bool = False
+    outage: float = 3.0
+
+
+def run(progress: Progress, *, stock: bool = False, mischief: Mischief = Mischief()) -> Report:
+    """Run the demo from nothing to its report; whatever it started has ended when this returns or raises.
+
+    Parameters:
+      progress(Progress): Gets told what happens.
+      stock(bool): Leave the stack out.
+      mischief(Mischief): What else goes wrong.
+
+    Returns:
+      Report: What was found.
+    """
+    began = time.monotonic()
+    with contextlib.ExitStack() as started:
+        directory = Path(tempfile.mkdtemp(prefix="dramatiq-guard-demo-"))
+        started.callback(shutil.rmtree, directory, ignore_errors=True)
+        stage = _Stage(started, directory, progress, stock=stock, mischief=mischief)
+        progress.say("sending, with a downstream that is down for some, busy for others and strict with the rest")
+        stage.wait(lambda: False)
+        accounts = stage.judge(frozenset())
+        groups = stage.graveyard.groups()
+        replayed = stage.replay()
+        return Report(
+            stock=stock,
+            accounts=tuple(accounts),
+            groups=tuple(groups),
+            replayed=replayed,
+            trace=stage.trace(),
+            events=tuple(stage.events),
+            seconds=time.monotonic() - began,
+        )
+
+
+class _Stage:
+    """Everything that was started, and what can be seen of it."""
+
+    def __init__(
+        self, started: contextlib.ExitStack, directory: Path, progress: Progress, *, stock: bool, mischief: Mischief
+    ) -> None:
+        self.progress = progress
+        self.mischief = mischief
+        self.events: list[str] = []
+        self.killed: set[int] = set()
+        self.producer_ledger = directory / "producer.jsonl"
+        self.downstream_ledger = directory / "downstream.jsonl"
+        self.valkey = PrivateValkey(aof=True)
+        started.callback(self.valkey.close)
+        self.valkey.start()
+        downstream = DownstreamProcess(self.downstream_ledger)
+        started.callback(downstream.close)
+        self.settings = Settings(self.valkey.url, downstream.url(), stock="yes" if stock else "")
+        self.client = redis.Redis.from_url(self.valkey.url)
+        started.callback(self.client.close)
+        self.graveyard: Graveyard = StockGraveyard(self.client)
+        progress.say(f"a Valkey on port {self.valkey.port} and a downstream at {self.settings.downstream} are up")
+        self.fleet = Fleet(self.settings, directory / "workers.log")
+        started.callback(self.fleet.close)
+        log = directory / "producer.log"
+        self.producer: Popen[bytes] = start_producer(self.settings, self.producer_ledger, log)
+        started.callback(end, self.producer)
+        self._producer_log = log
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def look(self) -> Contents | None:
+        """Look into the broker; ``None`` while it is away."""
+        try:
+            return look(self.client)
+        except redis.RedisError:
+            return None
+
+    def standing(self, contents: Contents) -> Standing:
+        """Sum up where things stand."""
+        seen = accounting.requests(read_ledger(self.downstream_ledger))
+        served = len({request.job for request in seen if request.status == 200})
+        return Standing(
+            promised=len(accounting.promises(read_ledger(self.producer_ledger))),
+            served=served,
+            refused=sum(request.status != 200 for request in seen),
+            dead=len(self.graveyard.letters()),
+            unsettled=contents.unsettled,
+        )
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until nothing is left in the broker, or nothing has moved for too long."""
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline and not done():
+            self.fleet.mend()
+            contents = self.look()
+            if contents is not None:
+                with contextlib.suppress(redis.RedisError):
+                    self.progress.show(self.standing(contents))
+                if self._sent() and contents.unsettled == 0 and not self._pending_mischief():
+                    return
+                self._make_mischief(contents)
+            time.sleep(_INTERVAL)
+
+    def _sent(self) -> bool:
+        status = self.producer.poll()
+        if status:
+            tail = "\n".join(self._producer_log.read_text(errors="replace").splitlines()[-15:])
+            raise ProcessEnded(f"the demo's producer ended with status {status}:\n{tail}")
+        return status == 0
+
+    # -- mischief ------------------------------------------------------------------------------------------------
+
+    def _pending_mischief(self) -> bool:
+        return False
+
+    def _make_mischief(self, contents: Contents) -> None:
+        pass
+
+    # -- judging -------------------------------------------------------------------------------------------------
+
+    def judge(self, replayed: frozenset[str]) -> list[accounting.Account]:
+        """Compare the ledgers with what lies in the dead letters and in the broker."""
+        jobs = [after_the_fix(job, replayed) for job in accounting.promises(read_ledger(self.producer_ledger))]
+        contents = look(self.client)
+        return accounting.account(
+            jobs,
+            accounting.requests(read_ledger(self.downstream_ledger)),
+            self.graveyard.letters(),
+            waiting=contents.waiting,
+            held=contents.held,
+            killed=frozenset(self.killed),
+        )
+
+    def replay(self) -> Replayed | None:
+        """Have the downstream fixed, replay what that cures, and wait for it."""
+        request = urllib.request.Request(f"{self.settings.downstream}/fix", method="POST")  # noqa: S310 - our own URL
+        urllib.request.urlopen(request, timeout=10).close()  # noqa: S310
+        return None
+
+    def trace(self) -> tuple[str, ...]:
+        """Draw one trace."""
+        return ()
