@@ -35,7 +35,7 @@ def python_with_nox() -> Path:
         venv.create(environment, clear=True, with_pip=True)
     except subprocess.CalledProcessError:
         sys.exit("noxfile.py: no virtual environment could be made; on Debian run: apt-get install python3-venv")
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "nox>=2025.2"]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "nox>=2025.2"]
     if status := subprocess.run(install, check=False).returncode:
         sys.exit(f"noxfile.py: pip could not install nox (status {status}); its message is above")
     ready.touch()
