@@ -131,6 +131,18 @@ class Fleet:
             self.restarts += 1
             self._processes[index] = self._spawn()
 
+    def kill(self, pid: int) -> bool:
+        """Kill a worker process the hard way, if it is one of these.
+
+        Returns:
+          bool: Whether it was, and was alive.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) in {process.pid for process in self._processes}:
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
     def close(self) -> None:
         """End them all: first all are told, then each is waited for."""
         for process in self._processes:

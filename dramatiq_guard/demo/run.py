@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from ..testing.valkey import PrivateValkey
 from . import accounting
@@ -95,7 +97,7 @@ class _Stage:
         self, started: contextlib.ExitStack, directory: Path, progress: Progress, *, stock: bool, mischief: Mischief
     ) -> None:
         self.progress = progress
-        self.mischief = mischief
+        self._mischief = self._planned_mischief(mischief)
         self.events: list[str] = []
         self.killed: set[int] = set()
         self.producer_ledger = directory / "producer.jsonl"
@@ -106,7 +108,7 @@ class _Stage:
         downstream = DownstreamProcess(self.downstream_ledger)
         started.callback(downstream.close)
         self.settings = Settings(self.valkey.url, downstream.url(), stock="yes" if stock else "")
-        self.client = redis.Redis.from_url(self.valkey.url)
+        self.client = redis.Redis.from_url(self.valkey.url, retry=Retry(NoBackoff(), 0))
         started.callback(self.client.close)
         self.graveyard: Graveyard = StockGraveyard(self.client)
         progress.say(f"a Valkey on port {self.valkey.port} and a downstream at {self.settings.downstream} are up")
@@ -118,13 +120,6 @@ class _Stage:
         self._producer_log = log
 
     # -- looking -------------------------------------------------------------------------------------------------
-
-    def look(self) -> Contents | None:
-        """Look into the broker; ``None`` while it is away."""
-        try:
-            return look(self.client)
-        except redis.RedisError:
-            return None
 
     def standing(self, contents: Contents) -> Standing:
         """Sum up where things stand."""
@@ -145,13 +140,18 @@ class _Stage:
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline and not done():
             self.fleet.mend()
-            contents = self.look()
-            if contents is not None:
-                with contextlib.suppress(redis.RedisError):
-                    self.progress.show(self.standing(contents))
-                if self._sent() and contents.unsettled == 0 and not self._pending_mischief():
-                    return
-                self._make_mischief(contents)
+            sent = self._sent()
+            try:
+                contents = look(self.client)
+                standing = self.standing(contents)
+            except redis.RedisError:
+                time.sleep(_INTERVAL)  # the broker is away
+                continue
+            self.progress.show(standing)
+            if sent and contents.unsettled == 0:
+                return
+            if sent and self._mischief and standing.refused >= self._mischief[0][0]:
+                self._mischief.pop(0)[1]()
             time.sleep(_INTERVAL)
 
     def _sent(self) -> bool:
@@ -163,11 +163,31 @@ class _Stage:
 
     # -- mischief ------------------------------------------------------------------------------------------------
 
-    def _pending_mischief(self) -> bool:
-        return False
+    def _planned_mischief(self, mischief: Mischief) -> list[tuple[int, Callable[[], None]]]:
+        """What is done, each after so many refusals: while retries are being scheduled."""
+        planned: list[tuple[int, Callable[[], None]]] = []
+        if mischief.kill_worker:
+            planned.append((40, self._kill_worker))
+        if mischief.restart_broker:
+            planned.append((120, lambda: self._restart_broker(mischief.outage)))
+        return planned
 
-    def _make_mischief(self, contents: Contents) -> None:
-        pass
+    def _kill_worker(self) -> None:
+        for request in reversed(accounting.requests(read_ledger(self.downstream_ledger))):
+            if self.fleet.kill(request.pid):
+                self.killed.add(request.pid)
+                self._note(f"worker process {request.pid} was killed (SIGKILL) in the middle of its work")
+                return
+
+    def _restart_broker(self, outage: float) -> None:
+        self.valkey.stop()
+        time.sleep(outage)
+        self.valkey.start()
+        self._note(f"the broker was stopped for {outage:g} s while retries were being scheduled, and started again")
+
+    def _note(self, event: str) -> None:
+        self.events.append(event)
+        self.progress.say(event)
 
     # -- judging -------------------------------------------------------------------------------------------------
 
