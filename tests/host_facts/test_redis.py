@@ -595,3 +595,13 @@ def test_the_stub_consumer_has_no_requeue_of_its_own(bench: BenchMaker) -> None:
     consumer = b.broker.consume("default")
 
     assert dramatiq.Consumer.requeue is type(consumer).requeue
+
+
+def test_the_stub_prefetches_few_delayed_messages(bench: BenchMaker, redis_bench: RedisBenchMaker) -> None:
+    """H17: a .DQ consumer prefetches 1000 messages a thread on Redis but on StubBroker as few as any other, so memory shows only on a real one."""
+    prefetches: list[int] = []
+    for b in (bench(), redis_bench()):
+        b.broker.declare_queue("default")
+        prefetches.append(b.work(threads=2).consumers["default.DQ"].prefetch)
+
+    assert [4, 2_000] == prefetches
