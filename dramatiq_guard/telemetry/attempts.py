@@ -1,0 +1,244 @@
+"""The `process {queue}` span: one attempt of one message, from the outermost before hook to the outermost after hook.
+
+The life of an attempt:
+
+1. Before: whatever the thread still holds of an earlier message is cleared (an interrupt can skip an after hook).  The
+   span begins as a child of the send that created the message, with links to it and to the attempt before, and its
+   context is attached: what the actor does and sends happens below it.
+2. After, or after a skip: the outcome is read off the delivery, the span ends, its context is detached, once.
+3. At the settle barrier, which may run on any thread, `settling` takes the context up again.
+
+This module must not know any middleware or broker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dramatiq.common import q_name
+from opentelemetry import context as contexts
+from opentelemetry.trace import INVALID_SPAN, SpanKind, Status, StatusCode, set_span_in_context
+
+from .. import clock
+from ..delivery import carrier_of, count
+from . import exceptions, names
+from .carrier import AVAILABLE, PREVIOUS, STATE, below, creation_in, links_to, remote
+from .outcome import failed, outcome_of
+from .signals import here, meters, quiet, tracer
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, Tracer
+
+    from ..delivery import Delivery
+    from .signals import Meters
+
+__all__ = ["Attempt", "attempt_began", "attempt_ended", "attempt_of"]
+
+
+class Attempt:
+    """What telemetry keeps of one delivery, in `delivery.span`.
+
+    Parameters:
+      delivery(Delivery): The delivery.
+      span(Span): Its process span; an invalid one where there is no tracer, or no attempt.
+      context(Context): The context that the span is in.
+      instruments(Meters | None): What counted it in, and will count it out.
+    """
+
+    __slots__ = (
+        "ack",
+        "attributes",
+        "context",
+        "ended",
+        "instruments",
+        "message_id",
+        "queue",
+        "resent",
+        "settle",
+        "settle_began",
+        "span",
+        "token",
+    )
+
+    def __init__(self, delivery: Delivery, span: Span, context: Context, instruments: Meters | None) -> None:
+        self.span = span
+        self.context = context
+        self.instruments = instruments
+        self.message_id = delivery.message_id
+        self.queue = q_name(delivery.message.queue_name)
+        self.attributes = {names.SYSTEM: names.SYSTEM_NAME, names.DESTINATION: self.queue}
+        self.token: Token[Context] | None = None
+        self.ended = False
+        #: Stock `Retries` has enqueued the message again.
+        self.resent = False
+        #: The settle span, from its first try until it succeeds, and when that first try was.
+        self.settle: Span | None = None
+        self.settle_began = 0
+        #: The operation and the span of an ack or nack that has begun.
+        self.ack: tuple[str, Span] | None = None
+
+    def detach(self) -> None:
+        """Leave the context, if this thread is still in it."""
+        token, self.token = self.token, None
+        if token is not None:
+            contexts.detach(token)
+
+
+@quiet
+def attempt_began(delivery: Delivery, *, link_only: bool = False) -> None:
+    """A message is about to be processed on this thread.
+
+    Parameters:
+      delivery(Delivery): Its delivery.
+      link_only(bool): Whether the span begins a trace of its own, which only links to that of the send.
+    """
+    if here.attempt is not None:
+        _clear()
+    spans, instruments = tracer(), meters()
+    if spans is None and instruments is None:
+        return
+    carrier = carrier_of(delivery.options)
+    span: Span = INVALID_SPAN
+    context = contexts.Context()
+    if spans is not None:
+        span, context = _start(spans, delivery, carrier, link_only)
+    attempt = Attempt(delivery, span, context, instruments)
+    delivery.span = here.attempt = attempt
+    if span.get_span_context().is_valid:
+        attempt.token = contexts.attach(context)
+    if instruments is not None:
+        _count_in(instruments, attempt, delivery, carrier)
+
+
+def _start(spans: Tracer, delivery: Delivery, carrier: dict[str, Any], link_only: bool) -> tuple[Span, Context]:
+    message = delivery.message
+    queue = q_name(message.queue_name)
+    creation = creation_in(carrier)
+    # Not the thread's own context: whatever is in it belongs to somebody else.
+    context = below(None if link_only else creation, contexts.Context())
+    span = spans.start_span(
+        f"process {queue}",
+        context,
+        SpanKind.CONSUMER,
+        {
+            names.SYSTEM: names.SYSTEM_NAME,
+            names.OPERATION_NAME: "process",
+            names.OPERATION_TYPE: "process",
+            names.DESTINATION: queue,
+            names.MESSAGE_ID: message.message_id,
+            names.ACTOR: message.actor_name,
+            names.ATTEMPT: delivery.attempt,
+        },
+        links_to(creation, remote(carrier.get(PREVIOUS), carrier.get(STATE))),
+    )
+    return span, set_span_in_context(span, context)
+
+
+def _count_in(instruments: Meters, attempt: Attempt, delivery: Delivery, carrier: dict[str, Any]) -> None:
+    instruments.in_flight.add(1, attempt.attributes)
+    attributes = {**attempt.attributes, names.OPERATION_NAME: "process"}
+    instruments.consumed.add(1, attributes)
+    available = count(carrier.get(AVAILABLE))
+    # A later time of stock `Retries` says that whoever sent this retry did not know the carrier.
+    if available and count(delivery.options.get("requeue_timestamp")) <= available:
+        instruments.wait_duration.record(max(0, clock.now() - available) / 1000, attributes)
+
+
+@quiet
+def attempt_ended(
+    delivery: Delivery, error: BaseException | None = None, *, skipped: bool = False, throws: Any = None
+) -> None:
+    """A message has been processed, or skipped.  Only the first call for a delivery does anything.
+
+    Parameters:
+      delivery(Delivery): Its delivery.
+      error(BaseException | None): What its actor, or a hook, raised.
+      skipped(bool): Whether it was skipped.
+      throws: The errors that its actor announces.
+    """
+    attempt = delivery.span
+    if not isinstance(attempt, Attempt) or attempt.ended:
+        return
+    attempt.ended = True
+    try:
+        is_failure = failed(delivery, error, throws)
+        outcome = outcome_of(delivery, error, skipped=skipped, resent=attempt.resent)
+        if error is not None and is_failure:
+            exceptions.record(attempt.span, attempt.context, error)
+        _describe(attempt, outcome, type(error).__qualname__ if is_failure else None)
+        _count_out(attempt, delivery, outcome, type(error).__qualname__ if is_failure else None)
+    finally:
+        _close(attempt)
+
+
+def _describe(attempt: Attempt, outcome: str | None, error_type: str | None) -> None:
+    span = attempt.span
+    if not span.is_recording():
+        return
+    if outcome is not None:
+        span.set_attribute(names.OUTCOME, outcome)
+    if error_type is not None:
+        span.set_attribute(names.ERROR_TYPE, error_type)
+        span.set_status(Status(StatusCode.ERROR))
+
+
+def _count_out(attempt: Attempt, delivery: Delivery, outcome: str | None, error_type: str | None) -> None:
+    if attempt.instruments is None:
+        return
+    attributes = {
+        **attempt.attributes,
+        names.OPERATION_NAME: "process",
+        names.ACTOR: delivery.message.actor_name,
+    }
+    if outcome is not None:
+        attributes[names.OUTCOME] = outcome
+    if error_type is not None:
+        attributes[names.ERROR_TYPE] = error_type
+    attempt.instruments.process_duration.record((clock.monotonic() - delivery.started_at) / 1000, attributes)
+
+
+def _close(attempt: Attempt) -> None:
+    if here.attempt is attempt:
+        here.attempt = None
+    try:
+        _count_down(attempt)
+        quiet(attempt.span.end)()
+    finally:
+        attempt.detach()
+
+
+@quiet
+def _count_down(attempt: Attempt) -> None:
+    if attempt.instruments is not None:
+        attempt.instruments.in_flight.add(-1, attempt.attributes)
+
+
+def _clear() -> None:
+    """End what an attempt left on this thread whose after hook an interrupt skipped."""
+    attempt = here.attempt
+    if attempt is None:
+        return
+    if attempt.ended:  # the interrupt landed in the midst of its end
+        here.attempt = None
+        attempt.span.end()
+        attempt.detach()
+        return
+    attempt.ended = True
+    try:
+        _describe(attempt, "interrupted", None)
+    finally:
+        _close(attempt)
+
+
+def attempt_of(delivery: Delivery) -> Attempt:
+    """What telemetry keeps of a delivery; made up for one that never became an attempt (an unknown actor)."""
+    attempt = delivery.span
+    if not isinstance(attempt, Attempt):
+        creation = creation_in(carrier_of(delivery.options))
+        attempt = Attempt(delivery, INVALID_SPAN, below(creation, contexts.Context()), None)
+        attempt.ended = True
+        delivery.span = attempt
+    return attempt
