@@ -83,6 +83,12 @@ def _forbid(*importers: str, when: Callable[[str, str], bool]) -> None:
     assert not offences, "\n".join(offences)
 
 
+def test_every_module_has_its_layer() -> None:
+    """A new module is entered in the table before anything else."""
+    for module in MODULES:
+        assert _layer(module) >= 0
+
+
 def test_imports_point_downwards() -> None:
     """Nobody knows a layer above its own."""
     _forbid(when=lambda module, name: name[0] == "." and _layer(name[1:]) > _layer(module))
