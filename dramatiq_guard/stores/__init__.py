@@ -1,0 +1,1 @@
+"""Where what must outlive a process is kept.  Stores know neither Dramatiq nor telemetry."""

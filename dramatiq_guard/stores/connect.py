@@ -1,0 +1,78 @@
+"""From a URL, a client or a pool to its stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import SetupError
+from .protocols import Stores
+from .urls import masked
+
+__all__ = ["connect"]
+
+_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
+_POSTGRES = ("postgresql", "postgres")
+_KNOWN = "redis://, rediss://, unix://, valkey://, postgresql:// or memory://"
+
+
+def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "dramatiq_guard") -> Stores:
+    """Make the stores of one server.
+
+    Nothing is connected yet: each process connects when it first needs to, so this may be called before workers fork.
+    Connecting may take 2 seconds, a command 5; the URL's own options (``?socket_timeout=``, ``?connect_timeout=``)
+    win.  No command is silently repeated.  A process holds as many connections as it has threads busy with the store
+    at once, on PostgreSQL no more than 10.
+
+    Parameters:
+      target(str | Redis | ConnectionPool): A URL (``redis://``, ``rediss://``, ``unix://``, ``valkey://``,
+        ``postgresql://``, ``memory://``), a client of redis-py or valkey-py, or a pool of psycopg, whose timeouts and
+        retries are then its owner's.
+      prefix(str): What all keys begin with, on Redis.
+      schema(str): The schema of the tables, on PostgreSQL.
+
+    Returns:
+      Stores: The stores.
+
+    Raises:
+      SetupError: The target is none of these, or what it needs is not installed.
+
+    Example:
+      ``stores = connect("postgresql://localhost/app")``
+    """
+    if isinstance(target, str):
+        scheme, separator, _ = target.partition("://")
+        if not separator:
+            raise SetupError(f"not a URL of a store: {masked(target)!r}; write {_KNOWN}")
+        if scheme in _REDIS:
+            return _redis(target, prefix)
+        if scheme in _POSTGRES:
+            return _postgres(target, schema)
+        if scheme == "memory":
+            from .memory.dead_letters import MemoryDeadLetters
+
+            return Stores(dead_letters=MemoryDeadLetters())
+        raise SetupError(f"no store for {masked(target)!r}: the scheme {scheme!r} is unknown; write {_KNOWN}")
+    if hasattr(target, "evalsha"):
+        return _redis(target, prefix)
+    if hasattr(target, "connection") and hasattr(target, "getconn"):
+        return _postgres(target, schema)
+    raise SetupError(
+        f"no store for a {type(target).__name__}; give a URL ({_KNOWN}), a client of redis-py or valkey-py, or a "
+        "psycopg_pool.ConnectionPool"
+    )
+
+
+def _redis(target: Any, prefix: str) -> Stores:
+    from .redis.connection import RedisConnection
+    from .redis.dead_letters import RedisDeadLetters
+
+    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+        raise SetupError(f"prefix must be a name without braces, not {prefix!r}")
+    return Stores(dead_letters=RedisDeadLetters(RedisConnection(target), prefix=prefix))
+
+
+def _postgres(target: Any, schema: str) -> Stores:
+    from .postgres.connection import PostgresConnection
+    from .postgres.dead_letters import PostgresDeadLetters
+
+    return Stores(dead_letters=PostgresDeadLetters(PostgresConnection(target, schema=schema)))

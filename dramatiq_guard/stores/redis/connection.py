@@ -1,0 +1,190 @@
+"""One process's way to a Redis or Valkey server: lazy, with short timeouts, and no retries of its own.
+
+A client that silently repeats a command turns a timeout of five seconds into fifty; here the settle barrier is the one
+who repeats.  This module must not know what the scripts do.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha1
+from importlib.resources import files
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import SetupError, StoreError, StoreUnavailable
+from ..urls import masked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RedisConnection", "Script"]
+
+CONNECT_TIMEOUT: Final = 2.0
+COMMAND_TIMEOUT: Final = 5.0
+
+#: Replies of a server that is there but cannot serve now.  Inside a script they come as text.
+_PASSING = re.compile(
+    r"\b(READONLY|OOM|LOADING|MISCONF|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|BUSY|NOREPLICAS|UNKILLABLE|NOAUTH|WRONGPASS)\b"
+)
+_PASSING_TYPES: Final = frozenset(
+    {
+        "ConnectionError",
+        "TimeoutError",
+        "ReadOnlyError",
+        "OutOfMemoryError",
+        "ClusterDownError",
+        "MasterDownError",
+        "TryAgainError",
+        "SlotNotCoveredError",
+        "OSError",
+    }
+)
+
+
+class Script:
+    """A Lua script of ours, with what they share put in front.
+
+    Parameters:
+      name(str): The file in the folder ``lua``, without its suffix.
+    """
+
+    __slots__ = ("name", "sha", "text")
+
+    def __init__(self, name: str) -> None:
+        folder = files(__package__) / "lua"
+        self.name = name
+        self.text = "\n".join((folder / f"{each}.lua").read_text("utf-8") for each in ("common", name))
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+class RedisConnection:
+    """Runs scripts on a server.
+
+    Connections are made on first use, by each process for itself, and one per thread that is busy at once.
+
+    Parameters:
+      target(str | Redis): A URL, or a client of redis-py or valkey-py (Sentinel and cluster clients too), whose
+        timeouts and retries are then its owner's.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._client: Any = None if isinstance(target, str) else target
+        self._lock = Lock()
+        self.name = masked(target) if isinstance(target, str) else f"the given {type(target).__name__}"
+
+    def __repr__(self) -> str:
+        return f"<RedisConnection to {self.name}>"
+
+    def run(self, script: Script, key: str, *arguments: str | int) -> Any:
+        """Run a script, in one round trip once the server knows it.
+
+        Parameters:
+          script(Script): The script.
+          key(str): Its one key.
+          *arguments(str | int): Its arguments.
+
+        Returns:
+          Any: Its reply, all text decoded.
+
+        Raises:
+          StoreUnavailable: The server cannot be reached, or cannot serve now.
+          StoreError: The server answered with any other error.
+        """
+        client = self._connected()
+        try:
+            try:
+                reply = client.evalsha(script.sha, 1, key, *arguments)
+            except Exception as error:
+                if type(error).__name__ != "NoScriptError":  # redis-py's or valkey-py's
+                    raise
+                reply = client.eval(script.text, 1, key, *arguments)
+        except Exception as error:
+            if not _is_of_client(error):
+                raise
+            raise self._translated(error, f"running {script.name}") from error
+        return _decoded(reply)
+
+    def call(self, what: str, perform: Callable[[Any], Any]) -> Any:
+        """Do something with the client itself.
+
+        Parameters:
+          what(str): What, for the error.
+          perform(Callable): Gets the client.
+
+        Returns:
+          Any: What it returned, all text decoded.
+
+        Raises:
+          StoreUnavailable: The server cannot be reached, or cannot serve now.
+          StoreError: The server answered with any other error.
+        """
+        client = self._connected()
+        try:
+            return _decoded(perform(client))
+        except Exception as error:
+            if not _is_of_client(error):
+                raise
+            raise self._translated(error, what) from error
+
+    def close(self) -> None:
+        """Give back the connections, unless they are somebody else's."""
+        with self._lock:
+            if isinstance(self._target, str) and self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _connected(self) -> Any:
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = _client_of(self._target)
+        return self._client
+
+    def _translated(self, error: Exception, what: str) -> StoreError:
+        names = {each.__name__ for each in type(error).__mro__}
+        text = str(error).strip() or type(error).__name__
+        if names & {"AuthenticationError", "AuthorizationError"} or re.search(r"NOAUTH|WRONGPASS", text):
+            return StoreUnavailable(
+                f"{self.name} refused the credentials while {what}: {text}; check user and password"
+            )
+        if names & _PASSING_TYPES or _PASSING.search(text):
+            return StoreUnavailable(
+                f"{self.name} is not available while {what}: {text}; is the server up and writable?"
+            )
+        return StoreError(f"{self.name} answered with an error while {what}: {text}")
+
+
+def _is_of_client(error: Exception) -> bool:
+    """Whether an error comes from redis-py, valkey-py or a socket; anything else is a mistake of ours."""
+    libraries = {each.__module__.partition(".")[0] for each in type(error).__mro__}
+    return isinstance(error, OSError) or bool(libraries & {"redis", "valkey"})
+
+
+def _client_of(url: str) -> Any:
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError as error:
+        raise SetupError(
+            f"{masked(url)} needs redis-py, which is not installed; run pip install 'dramatiq-guard[redis]'"
+        ) from error
+    try:
+        return redis.Redis.from_url(
+            re.sub("^valkey", "redis", url),
+            socket_connect_timeout=CONNECT_TIMEOUT,
+            socket_timeout=COMMAND_TIMEOUT,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except (ValueError, TypeError) as error:
+        raise SetupError(f"not a usable Redis URL: {masked(url)}: {error}") from error
+
+
+def _decoded(reply: Any) -> Any:
+    if isinstance(reply, bytes):
+        return reply.decode("utf-8", "replace")
+    if isinstance(reply, list):
+        return [_decoded(each) for each in reply]
+    return reply
