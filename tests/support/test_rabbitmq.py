@@ -35,7 +35,7 @@ def _fetch(url: str, queue: str) -> bytes | None:
         connection.close()
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL], ids=lambda sig: sig.name)
 def test_a_confirmed_message_survives_a_restart_on_the_same_port(
     private_rabbitmq: PrivateRabbitMQ, rabbitmq_url: str, sig: signal.Signals
 ) -> None:

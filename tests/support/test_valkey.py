@@ -12,7 +12,7 @@ from dramatiq_guard.testing.private_server import ServerDidNotStart
 from dramatiq_guard.testing.valkey import PrivateValkey
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL], ids=lambda sig: sig.name)
 def test_answered_writes_survive_with_the_append_only_file(own_valkey: PrivateValkey, sig: signal.Signals) -> None:
     """Stopped or killed, the server comes back at the same URL with every write that it answered."""
     with redis.Redis.from_url(own_valkey.url) as client:
