@@ -1,5 +1,7 @@
-"""What stock Dramatiq really does, pinned: when upstream changes, these tests fail first and name the design choice that may go.
+"""What stock Dramatiq really does, pinned: when upstream changes, these tests fail first.
 
-Only Dramatiq is under test here. Nothing in this folder may import ``dramatiq_guard``. Every docstring opens with the
-fact's number (H1 …), or with the word *Private* where a name is pinned that Dramatiq does not promise to keep.
+Each says which design choice leans on the fact and may have to go with it. Only Dramatiq is under test: nothing in this
+folder may import ``dramatiq_guard``. Every docstring opens with the fact's number (H1 …, §2 for the broker's own dead
+letters, H-table for the order of hooks), or with the word *Private* where a name is pinned that Dramatiq does not
+promise to keep.
 """

@@ -6,7 +6,6 @@ It must not know the package under test.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,23 +16,11 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name
 from dramatiq.middleware import Middleware
 
+from tests.support.waiting import wait_until
+
 
 class Sabotage(BaseException):
     """An interruption as Dramatiq's own: not an Exception, so no ``except Exception`` stops it."""
-
-
-def eventually(condition: Callable[[], Any], *, within: float = 8.0) -> Any:
-    """Poll until *condition* is true and return what it returned.
-
-    Raises:
-      AssertionError: When it is still false after *within* seconds.
-    """
-    deadline = time.monotonic() + within
-    while not (outcome := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"still not true after {within} s: {condition}")
-        time.sleep(0.005)
-    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +32,6 @@ class Call:
     thread: threading.Thread
     subject: Any
     details: dict[str, Any]
-
-
-MESSAGE_HOOKS = tuple(
-    f"{when}_{what}" for what in ("process_message", "ack", "nack", "enqueue") for when in ("before", "after")
-) + ("before_delay_message", "after_skip_message")
 
 
 class Recorder(Middleware):
@@ -150,10 +132,10 @@ class Bench:
 
     def drain(self, queue_name: str = "default") -> None:
         """Wait until every message of the queue was acked or nacked and every worker thread is done with it."""
-        eventually(lambda: self.unsettled(queue_name) == 0)
+        wait_until(lambda: self.unsettled(queue_name) == 0)
         assert self.worker is not None
         worker = self.worker
-        eventually(lambda: worker.work_queue.unfinished_tasks == 0 or not any(w.is_alive() for w in worker.workers))
+        wait_until(lambda: worker.work_queue.unfinished_tasks == 0 or not any(w.is_alive() for w in worker.workers))
 
     def stop(self) -> None:
         """End the worker's threads; a thread that died already is no hindrance."""

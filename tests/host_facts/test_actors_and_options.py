@@ -14,7 +14,9 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.errors import ActorNotFound
 from dramatiq.middleware import AgeLimit, AsyncIO, Middleware, MiddlewareError, Retries
 
-from .rig import Bench, Recorder, eventually
+from tests.support.waiting import wait_until
+
+from .rig import Bench, Recorder
 
 BenchMaker = Callable[..., Bench]
 CURRENT: contextvars.ContextVar[str | None] = contextvars.ContextVar("CURRENT", default=None)
@@ -47,7 +49,7 @@ class ReplacesFunctions(Middleware):
         actor.fn = around
 
 
-# H11: the boot
+# The boot, H11
 
 
 class RaisesIn(Middleware):
@@ -61,7 +63,8 @@ class RaisesIn(Middleware):
 
 
 def test_a_middleware_error_stops_the_boot(bench: BenchMaker) -> None:
-    """H11: a MiddlewareError in before_worker_boot escapes Worker.start before any thread runs, which is how the boot check refuses."""
+    """H11: a MiddlewareError in before_worker_boot escapes Worker.start before any thread runs, which is how the
+    boot check refuses."""
     b = bench(RaisesIn("before_worker_boot", MiddlewareError("wrong order")))
 
     with pytest.raises(MiddlewareError, match="wrong order"):
@@ -71,7 +74,8 @@ def test_a_middleware_error_stops_the_boot(bench: BenchMaker) -> None:
 
 
 def test_any_other_error_of_the_boot_is_swallowed(bench: BenchMaker) -> None:
-    """H11: any other exception in before_worker_boot is swallowed and the worker starts, so the check's errors are MiddlewareErrors."""
+    """H11: any other exception in before_worker_boot is swallowed and the worker starts, so the check's errors are
+    MiddlewareErrors."""
     b = bench(RaisesIn("before_worker_boot", ValueError("wrong order")))
 
     assert 2 == len(b.work().workers)
@@ -84,7 +88,8 @@ def test_every_error_of_the_process_boot_is_swallowed(bench: BenchMaker, error: 
 
 
 def test_a_worker_boots_the_middlewares_in_list_order(bench: BenchMaker) -> None:
-    """H11: before_worker_boot runs in list order, so a check that must come before AsyncIO's must be first in the list."""
+    """H11: before_worker_boot runs in list order, so a check that must come before AsyncIO's must be first in the
+    list."""
     order: list[str] = []
 
     class Boots(Middleware):
@@ -100,7 +105,8 @@ def test_a_worker_boots_the_middlewares_in_list_order(bench: BenchMaker) -> None
 
 
 def test_the_last_of_shutdown_runs_in_reverse_on_the_stopping_thread(bench: BenchMaker) -> None:
-    """H11: after_worker_shutdown runs in reverse on the thread that stops the worker, and a SystemExit from it escapes: it must be the outermost."""
+    """H11: after_worker_shutdown runs in reverse on the thread that stops the worker, and a SystemExit from it
+    escapes: it must be the outermost."""
     order: list[tuple[str, threading.Thread]] = []
 
     class Ends(Middleware):
@@ -121,7 +127,8 @@ def test_the_last_of_shutdown_runs_in_reverse_on_the_stopping_thread(bench: Benc
 
 
 def test_a_middleware_error_while_declaring_surfaces_at_import(bench: BenchMaker) -> None:
-    """H11: a MiddlewareError in before_declare_actor is raised by the decorator, so bad options fail where the actor is written."""
+    """H11: a MiddlewareError in before_declare_actor is raised by the decorator, so bad options fail where the actor
+    is written."""
     b = bench(RaisesIn("before_declare_actor", MiddlewareError("bad option")))
 
     with pytest.raises(MiddlewareError, match="bad option"):
@@ -129,14 +136,16 @@ def test_a_middleware_error_while_declaring_surfaces_at_import(bench: BenchMaker
 
 
 def test_an_error_after_declaring_is_swallowed(bench: BenchMaker) -> None:
-    """H11: an exception in after_declare_actor is swallowed even as a MiddlewareError, so the seam there must not fail."""
+    """H11: an exception in after_declare_actor is swallowed even as a MiddlewareError, so the seam there must not
+    fail."""
     b = bench(RaisesIn("after_declare_actor", MiddlewareError("no")))
 
     assert "fine" == b.actor(lambda: None, actor_name="fine").actor_name
 
 
 def test_a_middleware_added_later_meets_the_actors_declared_before(bench: BenchMaker) -> None:
-    """H16: add_middleware calls after_declare_actor, and not before_declare_actor, for actors that exist already, so install may come late."""
+    """H16: add_middleware calls after_declare_actor, and not before_declare_actor, for actors that exist already, so
+    install may come late."""
     b = bench()
     actor = b.actor(lambda: None, actor_name="early")
     before: list[object] = []
@@ -153,16 +162,19 @@ def test_a_middleware_added_later_meets_the_actors_declared_before(bench: BenchM
     assert [] == before
 
 
-# H13: options
+# Options, H13
 
 
 def test_actor_options_must_be_registered_before_the_actor_is_declared(bench: BenchMaker) -> None:
-    """H13: an actor option that no middleware has registered yet is refused at declaration, so install comes before the actors."""
+    """H13: an actor option that no middleware has registered yet is refused at declaration, so install comes before
+    the actors."""
     with pytest.raises(ValueError, match="idempotency_key"):
         bench().actor(lambda: None, idempotency_key=str)
 
     class Registers(Middleware):
-        actor_options = {"idempotency_key"}  # type: ignore[assignment]
+        @property
+        def actor_options(self) -> set[str]:
+            return {"idempotency_key"}
 
     actor = bench(Registers()).actor(lambda: None, actor_name="keyed", idempotency_key=str)
     assert {"idempotency_key": str} == actor.options
@@ -179,7 +191,8 @@ def test_message_options_are_not_validated(bench: BenchMaker) -> None:
 def test_throws_that_is_no_class_kills_the_thread_and_acks(
     bench: BenchMaker, deaths: list[BaseException], throws: object
 ) -> None:
-    """H13: a list or a string in throws ends the worker thread and acks the failed message, so it is validated at declaration."""
+    """H13: a list or a string in throws ends the worker thread and acks the failed message, so it is validated at
+    declaration."""
     recorder = Recorder()
     b = bench(recorder, Retries(max_retries=0))
 
@@ -188,17 +201,18 @@ def test_throws_that_is_no_class_kills_the_thread_and_acks(
 
     b.actor(fail, throws=throws).send()
     worker = b.work(threads=1)
-    eventually(lambda: deaths)
+    wait_until(lambda: deaths)
 
     assert isinstance(deaths[0], TypeError)
-    eventually(lambda: not worker.workers[0].is_alive())
+    wait_until(lambda: not worker.workers[0].is_alive())
     assert 1 == len(recorder.calls("after_ack"))
     assert [] == recorder.calls("after_process_message")
     assert [] == b.broker.dead_letters
 
 
 def test_a_class_in_message_options_cannot_be_encoded(bench: BenchMaker) -> None:
-    """H13: a class in message options fails in the sender with JSON's TypeError, so throws can only be an actor's option."""
+    """H13: a class in message options fails in the sender with JSON's TypeError, so throws can only be an actor's
+    option."""
     actor = bench(Retries()).actor(lambda: None, actor_name="fine")
 
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -232,7 +246,8 @@ def test_options_are_looked_up_on_the_message_then_the_actor_then_the_middleware
 
 
 def test_a_context_variable_reaches_a_sync_actor_but_not_its_threads(bench: BenchMaker) -> None:
-    """H15: contextvars set in before_process reach a sync actor, yet not a thread it starts: there is no current delivery there."""
+    """H15: contextvars set in before_process reach a sync actor, yet not a thread it starts: there is no current
+    delivery there."""
     b = bench(SetsContext())
     seen: list[str | None] = []
 
@@ -250,7 +265,8 @@ def test_a_context_variable_reaches_a_sync_actor_but_not_its_threads(bench: Benc
 
 
 def test_a_context_variable_reaches_an_async_actor(bench: BenchMaker) -> None:
-    """H15: contextvars set in before_process reach an async actor on the loop's thread, so current_delivery works there."""
+    """H15: contextvars set in before_process reach an async actor on the loop's thread, so current_delivery works
+    there."""
     b = bench(AsyncIO(), SetsContext())
     seen: list[str | None] = []
     threads: list[threading.Thread] = []
@@ -267,11 +283,12 @@ def test_a_context_variable_reaches_an_async_actor(bench: BenchMaker) -> None:
     assert threads[0] not in worker.workers
 
 
-# H16: the function
+# The function, H16
 
 
 def test_a_worker_calls_what_actor_fn_is_at_that_time(bench: BenchMaker) -> None:
-    """H16: the worker calls actor.fn as it is when the message comes, so a wrapper put there in after_declare_actor is the seam."""
+    """H16: the worker calls actor.fn as it is when the message comes, so a wrapper put there in after_declare_actor
+    is the seam."""
     seam = ReplacesFunctions()
     b = bench(seam)
     runs: list[int] = []
@@ -283,7 +300,8 @@ def test_a_worker_calls_what_actor_fn_is_at_that_time(bench: BenchMaker) -> None
 
 
 def test_a_direct_call_goes_through_actor_fn_too(bench: BenchMaker) -> None:
-    """H16: a direct call in a unit test goes through actor.fn as well, so without a current delivery the seam must just call."""
+    """H16: a direct call in a unit test goes through actor.fn as well, so without a current delivery the seam must
+    just call."""
     seam = ReplacesFunctions()
     actor = bench(seam).actor(lambda n: n + 1, actor_name="plus")
 
@@ -292,7 +310,8 @@ def test_a_direct_call_goes_through_actor_fn_too(bench: BenchMaker) -> None:
 
 
 def test_actor_fn_of_an_async_actor_is_a_sync_wrapper(bench: BenchMaker) -> None:
-    """H16: when after_declare_actor runs, actor.fn of an async actor is already a sync callable, so one wrapper serves both."""
+    """H16: when after_declare_actor runs, actor.fn of an async actor is already a sync callable, so one wrapper
+    serves both."""
     found: list[Callable[..., Any]] = []
 
     class Looks(Middleware):
@@ -307,11 +326,12 @@ def test_actor_fn_of_an_async_actor_is_a_sync_wrapper(bench: BenchMaker) -> None
     b.actor(plus)
     b.work()
     assert 2 == found[0](1)
-    assert plus is found[0].__wrapped__  # type: ignore[attr-defined]
+    assert plus is found[0].__wrapped__
 
 
 def test_an_actor_declared_again_on_a_second_broker_carries_its_wrapper_along(bench: BenchMaker) -> None:
-    """H16: re-declaring actor.fn on a second broker wraps it twice, so the seam marks the function and never finds its stack by closure."""
+    """H16: re-declaring actor.fn on a second broker wraps it twice, so the seam marks the function and never finds
+    its stack by closure."""
     first, second = ReplacesFunctions(), ReplacesFunctions()
     actor = bench(first).actor(lambda: None, actor_name="shared")
     again = bench(second).actor(actor.fn, actor_name="shared")
@@ -324,7 +344,8 @@ def test_an_actor_declared_again_on_a_second_broker_carries_its_wrapper_along(be
 
 
 def test_an_eager_broker_runs_actors_without_ack_hooks() -> None:
-    """H16: a broker that runs actors inside enqueue, as test suites have, calls no process or ack hooks, so the seam must pass through."""
+    """H16: a broker that runs actors inside enqueue, as test suites have, calls no process or ack hooks, so the seam
+    must pass through."""
 
     class Eager(StubBroker):
         def enqueue(self, message: Any, *, delay: int | None = None) -> Any:
@@ -428,7 +449,8 @@ def test_the_age_limit_counts_from_the_first_enqueueing(bench: BenchMaker) -> No
 
 
 def test_the_age_limit_leaves_by_a_failed_skip_with_this_text(bench: BenchMaker) -> None:
-    """Private: AgeLimit's only trace is a SkipMessage with this text on a failed message, by which we name the reason "expired"."""
+    """Private: AgeLimit's only trace is a SkipMessage with this text on a failed message, by which we name the
+    reason "expired"."""
     recorder = Recorder()
     b = bench(AgeLimit(max_age=1), recorder)
     b.broker.enqueue(aged(b.actor(lambda: None, actor_name="late").message(), by=10))
@@ -441,6 +463,7 @@ def test_the_age_limit_leaves_by_a_failed_skip_with_this_text(bench: BenchMaker)
 
 
 def test_an_unknown_actor_raises_inside_get_actor(bench: BenchMaker) -> None:
-    """H18: get_actor raises for an actor that is not declared here, so whoever reads actor options in before_nack must expect it."""
+    """H18: get_actor raises for an actor that is not declared here, so whoever reads actor options in before_nack
+    must expect it."""
     with pytest.raises(ActorNotFound):
         bench().broker.get_actor("nobody")

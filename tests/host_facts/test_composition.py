@@ -41,7 +41,8 @@ def test_a_skip_is_an_ack(bench: BenchMaker) -> None:
 
 
 def test_a_skip_from_the_actor_itself_is_a_skip_too(bench: BenchMaker) -> None:
-    """H7: a SkipMessage raised inside the actor takes the skip path, so the seam can put a message off without burning a retry."""
+    """H7: a SkipMessage raised inside the actor takes the skip path, so the seam can put a message off without
+    burning a retry."""
     recorder = Recorder()
     b = bench(recorder, Retries())
 
@@ -72,7 +73,8 @@ def test_a_skip_stops_a_pipeline(bench: BenchMaker) -> None:
 
 @pytest.mark.parametrize("skipped", [True, False], ids=["skipped", "run"])
 def test_a_group_never_counts_a_skipped_member(bench: BenchMaker, skipped: bool) -> None:
-    """H7: a group's completion never counts a skipped member, so a put-off member's copy must carry the group's options on."""
+    """H7: a group's completion never counts a skipped member, so a put-off member's copy must carry the group's
+    options on."""
     b = bench(GroupCallbacks(RateLimiterBackend()), *([skips("second")] if skipped else []))
     done: list[str] = []
     first = b.actor(lambda: None, actor_name="first")
@@ -88,7 +90,8 @@ def test_a_group_never_counts_a_skipped_member(bench: BenchMaker, skipped: bool)
 
 
 def test_a_group_counts_a_member_as_often_as_it_is_processed(bench: BenchMaker) -> None:
-    """H7: the group's barrier counts deliveries, not members, so a duplicate completes a group too early unless settled once."""
+    """H7: the group's barrier counts deliveries, not members, so a duplicate completes a group too early unless
+    settled once."""
     recorder = Recorder()
     b = bench(GroupCallbacks(RateLimiterBackend()), recorder)
     done: list[str] = []
@@ -108,7 +111,8 @@ def test_a_group_counts_a_member_as_often_as_it_is_processed(bench: BenchMaker) 
 
 
 def test_a_skip_overwrites_a_stored_result_with_none(bench: BenchMaker) -> None:
-    """H7: Results stores None for a skipped message over the result it has, so the seam suppresses store_results when putting off."""
+    """H7: Results stores None for a skipped message over the result it has, so the seam suppresses store_results
+    when putting off."""
     backend = ResultBackend()
     deliveries: list[str] = []
 
@@ -129,7 +133,8 @@ def test_a_skip_overwrites_a_stored_result_with_none(bench: BenchMaker) -> None:
 
 
 def test_store_results_off_on_the_message_in_memory_keeps_a_stored_result(bench: BenchMaker) -> None:
-    """H7: Results looks at the in-memory message's store_results at skip time, so switching it off there protects the stored result."""
+    """H7: Results looks at the in-memory message's store_results at skip time, so switching it off there protects
+    the stored result."""
     backend = ResultBackend()
 
     def skip(message: Any) -> None:
@@ -146,7 +151,8 @@ def test_store_results_off_on_the_message_in_memory_keeps_a_stored_result(bench:
 
 
 def test_results_store_the_failure_only_after_the_nack(bench: BenchMaker) -> None:
-    """H7: Results stores an exception in after_nack from message._exception, so a retried failure stores nothing yet."""
+    """H7: Results stores an exception in after_nack from message._exception, so a retried failure stores nothing
+    yet."""
     backend = ResultBackend()
     found: list[bool] = []
 
@@ -175,7 +181,8 @@ def test_results_store_the_failure_only_after_the_nack(bench: BenchMaker) -> Non
 def test_what_follows_a_message_is_lost_when_the_broker_hiccups(
     bench: BenchMaker, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    """H2: stock pipelines and callbacks enqueue in an after hook, so a hiccup loses them while the message is acked: ours are settled."""
+    """H2: stock pipelines and callbacks enqueue in an after hook, so a hiccup loses them while the message is acked:
+    ours are settled."""
     recorder = Recorder()
     b = bench(recorder, Pipelines(), Callbacks())
     runs: list[str] = []
@@ -204,7 +211,8 @@ def test_what_follows_a_message_is_lost_when_the_broker_hiccups(
 
 
 def test_a_result_is_lost_when_its_backend_hiccups(bench: BenchMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """H2: stock Results stores in an after hook, so a backend's hiccup loses the result of an acked message: ours is settled."""
+    """H2: stock Results stores in an after hook, so a backend's hiccup loses the result of an acked message: ours is
+    settled."""
     backend = ResultBackend()
     b = bench(Results(backend=backend))
     message = b.actor(lambda: 42, actor_name="answer", store_results=True).send()
@@ -223,7 +231,8 @@ def test_a_result_is_lost_when_its_backend_hiccups(bench: BenchMaker, monkeypatc
 
 
 def test_the_results_middleware_is_recognised_by_its_exact_type(bench: BenchMaker) -> None:
-    """Private: the worker looks for `type(m) is Results` and caches it per broker, so a subclass of ours makes it warn of discarded results."""
+    """Private: the worker looks for `type(m) is Results` and caches it per broker, so a subclass of ours makes it
+    warn of discarded results."""
 
     class Settled(Results):
         pass

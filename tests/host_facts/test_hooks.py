@@ -18,7 +18,9 @@ from dramatiq.middleware import (
     default_middleware,
 )
 
-from .rig import Bench, Call, Recorder, Sabotage, eventually
+from tests.support.waiting import wait_until
+
+from .rig import Bench, Call, Recorder, Sabotage
 
 BenchMaker = Callable[..., Bench]
 
@@ -42,7 +44,8 @@ def of_delivery(recorder: Recorder, message_id: str) -> list[str]:
 
 
 def test_success_is_processed_then_acked(bench: BenchMaker) -> None:
-    """H-table: a success is before_process, after_process with the result, before_ack, after_ack: the order decide-then-settle needs."""
+    """H-table: a success is before_process, after_process with the result, before_ack, after_ack: the order
+    decide-then-settle needs."""
     recorder = Recorder()
     b = bench(recorder)
     message = b.actor(lambda: None, actor_name="fine").send()
@@ -53,7 +56,8 @@ def test_success_is_processed_then_acked(bench: BenchMaker) -> None:
 
 
 def test_before_hooks_run_in_order_and_after_hooks_in_reverse(bench: BenchMaker) -> None:
-    """H-table: before hooks run in list order and after hooks in reverse, so the stack's outer-to-inner order is the list's order."""
+    """H-table: before hooks run in list order and after hooks in reverse, so the stack's outer-to-inner order is the
+    list's order."""
     journal: list[Call] = []
     b = bench(Recorder("outer", journal), Recorder("inner", journal))
     b.actor(lambda: None, actor_name="fine").send()
@@ -70,7 +74,8 @@ def test_before_hooks_run_in_order_and_after_hooks_in_reverse(bench: BenchMaker)
 
 
 def test_a_retry_is_a_copy_enqueued_before_the_original_is_acked(bench: BenchMaker) -> None:
-    """H-table: a stock retry is enqueued inside after_process and the original acked after it: a crash between leaves two copies."""
+    """H-table: a stock retry is enqueued inside after_process and the original acked after it: a crash between
+    leaves two copies."""
     recorder = Recorder()
     b = bench(Retries(max_retries=1, min_backoff=1), recorder)
 
@@ -87,7 +92,8 @@ def test_a_retry_is_a_copy_enqueued_before_the_original_is_acked(bench: BenchMak
 
 
 def test_a_due_delayed_message_is_acked_on_the_consumer_thread_before_it_was_ever_processed(bench: BenchMaker) -> None:
-    """H10: the .DQ copy is delayed, re-enqueued and acked by the consumer thread, so an ack hook is no proof that a job ran."""
+    """H10: the .DQ copy is delayed, re-enqueued and acked by the consumer thread, so an ack hook is no proof that a
+    job ran."""
     recorder = Recorder()
     b = bench(recorder)
     seen: list[threading.Thread] = []
@@ -96,7 +102,7 @@ def test_a_due_delayed_message_is_acked_on_the_consumer_thread_before_it_was_eve
     b.drain()
 
     assert ["before_delay_message", "before_enqueue", "after_enqueue"] == of_delivery(recorder, message.message_id)[:3]
-    eventually(lambda: len(recorder.calls("after_ack")) == 2)
+    wait_until(lambda: len(recorder.calls("after_ack")) == 2)
     delayed, processed = sorted(recorder.calls("before_ack"), key=lambda c: c.subject.queue_name == "default")
     assert "default.DQ" == delayed.subject.queue_name
     assert worker.consumers["default.DQ"] is delayed.thread
@@ -107,7 +113,8 @@ def test_a_due_delayed_message_is_acked_on_the_consumer_thread_before_it_was_eve
 
 
 def test_a_delayed_message_is_enqueued_twice(bench: BenchMaker) -> None:
-    """H10: enqueue hooks see a delayed message twice (.DQ with the delay, then the canonical queue with None), so one counts only the first."""
+    """H10: enqueue hooks see a delayed message twice (.DQ with the delay, then the canonical queue with None), so
+    one counts only the first."""
     recorder = Recorder()
     b = bench(recorder)
     b.actor(lambda: None, actor_name="late").send_with_options(delay=20)
@@ -122,7 +129,8 @@ def test_a_delayed_message_is_enqueued_twice(bench: BenchMaker) -> None:
 def test_an_exhausted_or_thrown_message_is_failed_and_then_nacked(
     bench: BenchMaker, options: dict[str, object]
 ) -> None:
-    """H-table: giving up sets message.failed in after_process and nacks afterwards, which is the channel our decision uses."""
+    """H-table: giving up sets message.failed in after_process and nacks afterwards, which is the channel our
+    decision uses."""
     recorder = Recorder()
     b = bench(recorder, Retries())
 
@@ -142,7 +150,8 @@ def test_an_exhausted_or_thrown_message_is_failed_and_then_nacked(
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_skip_reaches_every_after_skip_and_no_inner_before_process(bench: BenchMaker, failed: bool) -> None:
-    """H-table: a skip ends the before_process chain but calls after_skip on all middlewares, so those must cope with no delivery begun."""
+    """H-table: a skip ends the before_process chain but calls after_skip on all middlewares, so those must cope with
+    no delivery begun."""
     journal: list[Call] = []
     outer, inner = Recorder("outer", journal), Recorder("inner", journal)
 
@@ -166,7 +175,8 @@ def test_a_skip_reaches_every_after_skip_and_no_inner_before_process(bench: Benc
 
 
 def test_fail_without_raising_before_processing_takes_the_success_hooks_and_then_nacks(bench: BenchMaker) -> None:
-    """H-table: fail() in before_process skips the actor yet reports success with None, so quarantine must raise as well as fail."""
+    """H-table: fail() in before_process skips the actor yet reports success with None, so quarantine must raise as
+    well as fail."""
     recorder = Recorder().on("before_process_message", lambda message: message.fail())
     b = bench(recorder)
     runs: list[int] = []
@@ -181,13 +191,14 @@ def test_fail_without_raising_before_processing_takes_the_success_hooks_and_then
 
 
 def test_an_unknown_actor_is_only_nacked_and_on_the_consumer_thread(bench: BenchMaker) -> None:
-    """H-table: an unknown actor passes nothing but the nack hooks, on the consumer thread, so the letter is written there without sleeping."""
+    """H-table: an unknown actor passes nothing but the nack hooks, on the consumer thread, so the letter is written
+    there without sleeping."""
     recorder = Recorder()
     b = bench(recorder)
     b.broker.declare_queue("default")
     message = b.broker.enqueue(dramatiq.Message("default", "nobody", (), {}, {}))
     worker = b.work()
-    eventually(lambda: recorder.calls("after_nack"))
+    wait_until(lambda: recorder.calls("after_nack"))
 
     assert NACKED == of_delivery(recorder, message.message_id)
     before_nack, after_nack = recorder.journal[-2:]
@@ -201,7 +212,8 @@ def test_an_unknown_actor_is_only_nacked_and_on_the_consumer_thread(bench: Bench
 
 
 def test_a_plain_exception_before_processing_fails_open(bench: BenchMaker) -> None:
-    """H1: a plain exception in before_process is swallowed and the actor runs, so a guard must never be built on one."""
+    """H1: a plain exception in before_process is swallowed and the actor runs, so a guard must never be built on
+    one."""
     recorder = Recorder().raising("before_process_message", ValueError("the guard's store is down"))
     b = bench(recorder)
     runs: list[int] = []
@@ -213,7 +225,8 @@ def test_a_plain_exception_before_processing_fails_open(bench: BenchMaker) -> No
 
 
 def test_a_middleware_error_before_processing_takes_the_exception_path(bench: BenchMaker) -> None:
-    """H1: a MiddlewareError that is no SkipMessage stops the actor and arrives in after_process as an ordinary exception."""
+    """H1: a MiddlewareError that is no SkipMessage stops the actor and arrives in after_process as an ordinary
+    exception."""
     error = MiddlewareError("refused")
     recorder = Recorder().raising("before_process_message", error)
     b = bench(recorder)
@@ -228,7 +241,8 @@ def test_a_middleware_error_before_processing_takes_the_exception_path(bench: Be
 
 
 def test_a_middleware_error_that_is_a_retry_is_honoured_with_its_delay(bench: BenchMaker) -> None:
-    """H1: a class that is both MiddlewareError and Retry puts a message off from a before hook with the delay it names."""
+    """H1: a class that is both MiddlewareError and Retry puts a message off from a before hook with the delay it
+    names."""
 
     class PutOff(MiddlewareError, dramatiq.Retry):
         pass
@@ -245,7 +259,8 @@ def test_a_middleware_error_that_is_a_retry_is_honoured_with_its_delay(bench: Be
 
 
 def test_a_retry_that_cannot_be_enqueued_is_acked_and_lost(bench: BenchMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """H2: stock Retries enqueues in an after hook whose exception is swallowed, and the ack follows: why our retry is sent at the barrier."""
+    """H2: stock Retries enqueues in an after hook whose exception is swallowed, and the ack follows: why our retry
+    is sent at the barrier."""
     recorder = Recorder()
     b = bench(recorder, Retries(max_retries=3, min_backoff=1))
     runs: list[int] = []
@@ -268,7 +283,8 @@ def test_a_retry_that_cannot_be_enqueued_is_acked_and_lost(bench: BenchMaker, mo
 
 
 def test_a_raising_retry_when_loses_the_message(bench: BenchMaker) -> None:
-    """H2: a raising retry_when is swallowed and the message acked, so an undecided delivery must count as a failed attempt."""
+    """H2: a raising retry_when is swallowed and the message acked, so an undecided delivery must count as a failed
+    attempt."""
     b = bench(Retries(min_backoff=1))
     runs: list[int] = []
 
@@ -291,7 +307,8 @@ def test_a_raising_retry_when_loses_the_message(bench: BenchMaker) -> None:
 
 @pytest.mark.parametrize("hook", ["before_ack", "before_nack"])
 def test_a_connection_error_before_settling_makes_dramatiq_settle_again(bench: BenchMaker, hook: str) -> None:
-    """H3: the settle barrier leans on Dramatiq repeating before_ack/before_nack, message unsettled, while they raise this error."""
+    """H3: the settle barrier leans on Dramatiq repeating before_ack/before_nack, message unsettled, while they raise
+    this error."""
     unsettled: list[int] = []
     recorder = Recorder().raising(hook, SettleAgain("store out"), times=3)
     outer = Recorder("outer").on(hook, lambda _: unsettled.append(b.unsettled()))
@@ -313,7 +330,8 @@ def test_a_connection_error_before_settling_makes_dramatiq_settle_again(bench: B
 
 
 def test_the_barrier_does_not_repeat_the_hooks_before_it(bench: BenchMaker) -> None:
-    """H3: only the settlement is repeated, never the actor nor after_process, so a decision taken there is taken once."""
+    """H3: only the settlement is repeated, never the actor nor after_process, so a decision taken there is taken
+    once."""
     recorder = Recorder().raising("before_ack", SettleAgain("store out"), times=3)
     b = bench(recorder)
     runs: list[int] = []
@@ -326,7 +344,8 @@ def test_the_barrier_does_not_repeat_the_hooks_before_it(bench: BenchMaker) -> N
 
 
 def test_a_connection_error_that_is_no_middleware_error_does_not_hold_the_message(bench: BenchMaker) -> None:
-    """H3: a bare BrokerConnectionError from a before hook is swallowed and the message acked, so the barrier's error must be both."""
+    """H3: a bare BrokerConnectionError from a before hook is swallowed and the message acked, so the barrier's error
+    must be both."""
     recorder = Recorder().raising("before_ack", BrokerConnectionError("store out"))
     b = bench(recorder)
     b.actor(lambda: None, actor_name="fine").send()
@@ -338,13 +357,14 @@ def test_a_connection_error_that_is_no_middleware_error_does_not_hold_the_messag
 
 
 def test_a_middleware_error_that_is_no_connection_error_leaves_the_message_unsettled(bench: BenchMaker) -> None:
-    """H3: another MiddlewareError ends the settlement at once and leaves the message unsettled, which is how shutdown gives up."""
+    """H3: another MiddlewareError ends the settlement at once and leaves the message unsettled, which is how
+    shutdown gives up."""
     recorder = Recorder().raising("before_ack", MiddlewareError("give up"))
     b = bench(recorder)
     b.actor(lambda: None, actor_name="fine").send()
     worker = b.work()
-    eventually(lambda: recorder.calls("before_ack"))
-    eventually(lambda: worker.work_queue.unfinished_tasks == 0)
+    wait_until(lambda: recorder.calls("before_ack"))
+    wait_until(lambda: worker.work_queue.unfinished_tasks == 0)
 
     assert 1 == b.unsettled()
     assert 1 == len(recorder.calls("before_ack"))
@@ -367,11 +387,33 @@ def test_settling_again_on_the_consumer_thread_stops_the_queue(bench: BenchMaker
     b.broker.enqueue(dramatiq.Message("default", "nobody", (), {}, {}))
     actor.send()
     b.work()
-    eventually(lambda: len(recorder.calls("before_nack")) >= 10)
+    wait_until(lambda: len(recorder.calls("before_nack")) >= 10)
 
     assert [] == runs
     open_again.set()
-    eventually(lambda: runs == [1])
+    wait_until(lambda: runs == [1])
+
+
+def test_a_settlement_that_keeps_failing_outlives_the_stop_of_its_worker(bench: BenchMaker) -> None:
+    """H3: Worker.stop waits for a thread inside the barrier until its timeout, so once shutdown has begun a
+    settlement must give up by itself."""
+    open_again = threading.Event()
+
+    def hold(_: object) -> None:
+        if not open_again.is_set():
+            raise SettleAgain("store out")
+
+    b = bench(Recorder().on("before_ack", hold))
+    b.actor(lambda: None, actor_name="fine").send()
+    worker = b.work(threads=1)
+    wait_until(lambda: worker.work_queue.unfinished_tasks == 1)
+    worker.stop(timeout=200)
+    b.worker = None
+
+    assert worker.workers[0].is_alive()
+    open_again.set()
+    worker.workers[0].join(5)
+    assert not worker.workers[0].is_alive()
 
 
 # H4: interruptions inside hooks
@@ -380,7 +422,8 @@ def test_settling_again_on_the_consumer_thread_stops_the_queue(bench: BenchMaker
 def test_an_interruption_in_an_after_hook_of_a_failure_acks_and_kills_the_thread(
     bench: BenchMaker, deaths: list[BaseException]
 ) -> None:
-    """H4: a BaseException in after_process of a failure acks the message and ends the worker thread, so interrupts are disarmed before hooks run."""
+    """H4: a BaseException in after_process of a failure acks the message and ends the worker thread, so interrupts
+    are disarmed before hooks run."""
     b = bench(Recorder().raising("after_process_message", Sabotage()), Recorder())
 
     def fail() -> None:
@@ -388,15 +431,16 @@ def test_an_interruption_in_an_after_hook_of_a_failure_acks_and_kills_the_thread
 
     b.actor(fail).send()
     worker = b.work(threads=1)
-    eventually(lambda: deaths)
+    wait_until(lambda: deaths)
 
     assert isinstance(deaths[0], Sabotage)
     assert (0, []) == (b.unsettled(), b.broker.dead_letters)
-    eventually(lambda: not worker.workers[0].is_alive())
+    wait_until(lambda: not worker.workers[0].is_alive())
 
 
 def test_a_worker_without_threads_still_fetches(bench: BenchMaker, deaths: list[BaseException]) -> None:
-    """H4: with its last worker thread dead a process still prefetches messages that nobody will run, so thread death must be fatal."""
+    """H4: with its last worker thread dead a process still prefetches messages that nobody will run, so thread death
+    must be fatal."""
     b = bench(Recorder().raising("after_process_message", Sabotage()))
 
     def fail() -> None:
@@ -405,14 +449,15 @@ def test_a_worker_without_threads_still_fetches(bench: BenchMaker, deaths: list[
     actor = b.actor(fail)
     actor.send()
     worker = b.work(threads=1)
-    eventually(lambda: deaths)
+    wait_until(lambda: deaths)
     actor.send()
 
-    eventually(lambda: worker.work_queue.qsize() == 1)
+    wait_until(lambda: worker.work_queue.qsize() == 1)
 
 
 def test_an_interruption_in_an_after_hook_of_a_success_runs_the_inner_hooks_twice(bench: BenchMaker) -> None:
-    """H4: a BaseException in after_process of a success calls the inner hooks again with that exception: a success turns into a retry."""
+    """H4: a BaseException in after_process of a success calls the inner hooks again with that exception: a success
+    turns into a retry."""
     inner = Recorder()
     b = bench(Recorder().raising("after_process_message", Sabotage(), times=1), inner, Retries(max_retries=0))
     b.actor(lambda: None, actor_name="fine").send()
@@ -426,18 +471,20 @@ def test_an_interruption_in_an_after_hook_of_a_success_runs_the_inner_hooks_twic
 def test_an_interruption_before_acking_leaves_the_message_unacked_and_kills_the_thread(
     bench: BenchMaker, deaths: list[BaseException]
 ) -> None:
-    """H4: a BaseException in before_ack leaves the message unsettled and ends the thread, so no interrupt may be armed in a settlement."""
+    """H4: a BaseException in before_ack leaves the message unsettled and ends the thread, so no interrupt may be
+    armed in a settlement."""
     b = bench(Recorder().raising("before_ack", Sabotage()))
     b.actor(lambda: None, actor_name="fine").send()
     worker = b.work(threads=1)
-    eventually(lambda: deaths)
+    wait_until(lambda: deaths)
 
-    eventually(lambda: not worker.workers[0].is_alive())
+    wait_until(lambda: not worker.workers[0].is_alive())
     assert 1 == b.unsettled()
 
 
 def test_the_default_time_limit_surrounds_the_other_default_middlewares() -> None:
-    """H4: TimeLimit is second in the default list, so all later after hooks run under its deadline and install must replace it."""
+    """H4: TimeLimit is second in the default list, so all later after hooks run under its deadline and install must
+    replace it."""
     assert [AgeLimit, TimeLimit] == default_middleware[:2]
     assert Retries is default_middleware[-1]
 
@@ -465,7 +512,8 @@ def test_fail_does_not_stop_stock_retries(bench: BenchMaker, outer: bool) -> Non
 
 
 def test_two_retries_in_one_stack_multiply_a_message(bench: BenchMaker) -> None:
-    """H6: two Retries in one stack make 7 runs and 5 dead letters of one send, so the boot check refuses a second one."""
+    """H6: two Retries in one stack make 7 runs and 5 dead letters of one send, so the boot check refuses a second
+    one."""
     b = bench(Retries(max_retries=3, min_backoff=1), Retries(max_retries=3, min_backoff=1))
     runs: list[int] = []
 
@@ -481,7 +529,8 @@ def test_two_retries_in_one_stack_multiply_a_message(bench: BenchMaker) -> None:
 
 
 def test_a_guard_on_the_message_id_alone_loses_the_first_retry(bench: BenchMaker) -> None:
-    """H8: message_id is constant over retries and delays, so a guard keyed on it alone skips the retry as a duplicate and the job is lost."""
+    """H8: message_id is constant over retries and delays, so a guard keyed on it alone skips the retry as a
+    duplicate and the job is lost."""
     seen: set[str] = set()
 
     def guard(message: dramatiq.broker.MessageProxy) -> None:
@@ -525,7 +574,8 @@ def test_one_proxy_carries_a_whole_delivery(bench: BenchMaker) -> None:
 
 
 def test_a_proxy_is_not_hashable() -> None:
-    """H9: a proxy defines equality without a hash, so deliveries cannot be kept in a dict or WeakKeyDictionary keyed on it."""
+    """H9: a proxy defines equality without a hash, so deliveries cannot be kept in a dict or WeakKeyDictionary keyed
+    on it."""
     message = dramatiq.Message("default", "fine", (), {}, {})
     proxy = dramatiq.MessageProxy(message)
 
@@ -538,7 +588,8 @@ def test_a_proxy_is_not_hashable() -> None:
 
 
 def test_raising_in_before_enqueue_loses_a_retry(bench: BenchMaker) -> None:
-    """H14: a MiddlewareError in before_enqueue during a retry is swallowed by the after hook around it and the job is lost."""
+    """H14: a MiddlewareError in before_enqueue during a retry is swallowed by the after hook around it and the job
+    is lost."""
 
     def refuse(message: dramatiq.Message[None]) -> None:
         if message.options.get("retries"):
@@ -559,7 +610,8 @@ def test_raising_in_before_enqueue_loses_a_retry(bench: BenchMaker) -> None:
 
 
 def test_raising_in_before_enqueue_crash_loops_the_delay_consumer(bench: BenchMaker) -> None:
-    """H14: a MiddlewareError as a delayed message falls due restarts the delay consumer again and again and the job never runs."""
+    """H14: a MiddlewareError as a delayed message falls due restarts the delay consumer again and again and the job
+    never runs."""
     consumed: list[str] = []
 
     def refuse(message: dramatiq.Message[None]) -> None:
@@ -573,25 +625,26 @@ def test_raising_in_before_enqueue_crash_loops_the_delay_consumer(bench: BenchMa
         consumed.append(queue_name)
         return stock_consume(queue_name, prefetch, timeout)
 
-    b.broker.consume = consume  # type: ignore[method-assign]
+    b.broker.consume = consume
     runs: list[int] = []
     actor = b.actor(lambda: runs.append(1), actor_name="late")
     actor.send_with_options(delay=1)
     b.work()
-    eventually(lambda: consumed.count("default.DQ") == 2)
+    wait_until(lambda: consumed.count("default.DQ") == 2)
     actor.send_with_options(delay=1)
-    eventually(lambda: consumed.count("default.DQ") == 3)
+    wait_until(lambda: consumed.count("default.DQ") == 3)
 
     assert [] == runs
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_async_hooks_are_never_awaited(bench: BenchMaker) -> None:
-    """H14: a hook that is a coroutine function is called and its coroutine dropped, so every hook must be a plain function."""
+    """H14: a hook that is a coroutine function is called and its coroutine dropped, so every hook must be a plain
+    function."""
     ran: list[int] = []
 
     class Async(Middleware):
-        async def before_process_message(self, broker: object, message: object) -> None:  # type: ignore[override]
+        async def before_process_message(self, broker: object, message: object) -> None:
             ran.append(1)
 
     recorder = Recorder()

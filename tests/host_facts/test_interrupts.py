@@ -25,14 +25,17 @@ from dramatiq.middleware import (
     raise_thread_exception,
 )
 
-from .rig import Bench, Recorder, eventually
+from tests.support.waiting import wait_until
+
+from .rig import Bench, Recorder
 
 BenchMaker = Callable[..., Bench]
 ROUNDS = 50
 
 
 def interrupt_after_the_work(disarm: Callable[[int], None]) -> bool:
-    """Raise an interrupt in a thread that waits in C, disarm it, let it go on, and return whether it was interrupted."""
+    """Raise an interrupt in a thread that waits in C, disarm it, let it go on, and return whether it was
+    interrupted."""
     gate, waiting = threading.Lock(), threading.Event()
     gate.acquire()
     interrupted: list[bool] = []
@@ -61,7 +64,8 @@ def interrupt_after_the_work(disarm: Callable[[int], None]) -> bool:
 
 
 def test_a_pending_interrupt_is_delivered_when_the_c_call_returns() -> None:
-    """H5: an interrupt raised while the thread is in a C call is delivered after that call: the work was done and is then retried."""
+    """H5: an interrupt raised while the thread is in a C call is delivered after that call: the work was done and is
+    then retried."""
     assert [True] * ROUNDS == [interrupt_after_the_work(lambda _: None) for _ in range(ROUNDS)]
 
 
@@ -73,7 +77,8 @@ def test_unregistering_does_not_disarm_a_pending_interrupt() -> None:
 
 
 def test_clearing_the_pending_exception_disarms() -> None:
-    """H5: PyThreadState_SetAsyncExc(tid, NULL) takes a pending interrupt back, which is what disarming in the seam does."""
+    """H5: PyThreadState_SetAsyncExc(tid, NULL) takes a pending interrupt back, which is what disarming in the seam
+    does."""
 
     def clear(ident: int) -> None:
         assert 1 == ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
@@ -83,13 +88,15 @@ def test_clearing_the_pending_exception_disarms() -> None:
 
 @pytest.mark.parametrize("interrupt", [TimeLimitExceeded, Shutdown])
 def test_interrupts_are_base_exceptions(interrupt: type[BaseException]) -> None:
-    """H4: interrupts are BaseExceptions below one public Interrupt class, so `except Exception` in a hook or an actor never stops one."""
+    """H4: interrupts are BaseExceptions below one public Interrupt class, so `except Exception` in a hook or an
+    actor never stops one."""
     assert issubclass(interrupt, Interrupt)
     assert not issubclass(interrupt, Exception)
 
 
 def test_a_time_limit_is_off_for_a_bare_worker(bench: BenchMaker) -> None:
-    """H12: process_boot never runs for a bare Worker, so its stock TimeLimit is off: ours must not wait for that hook."""
+    """H12: process_boot never runs for a bare Worker, so its stock TimeLimit is off: ours must not wait for that
+    hook."""
     limit = TimeLimit(time_limit=1, interval=1)
     b = bench(limit)
     b.actor(lambda: time.sleep(0.05), actor_name="slow").send()
@@ -103,7 +110,8 @@ def test_a_time_limit_is_off_for_a_bare_worker(bench: BenchMaker) -> None:
 
 
 def test_an_overrun_is_an_ordinary_retryable_failure(bench: BenchMaker) -> None:
-    """H4: a TimeLimitExceeded raised in the actor reaches after_process as the exception, so the seam may translate it."""
+    """H4: a TimeLimitExceeded raised in the actor reaches after_process as the exception, so the seam may translate
+    it."""
     recorder = Recorder()
     b = bench(TimeLimit(time_limit=20, interval=5), recorder, Retries(max_retries=0))
     b.boot_process()
@@ -122,7 +130,8 @@ def test_an_overrun_is_an_ordinary_retryable_failure(bench: BenchMaker) -> None:
 
 
 def test_a_time_limit_lands_in_another_middlewares_after_hook(bench: BenchMaker) -> None:
-    """H4: an overrun inside a later middleware's after hook interrupts that hook and turns the success into a failure."""
+    """H4: an overrun inside a later middleware's after hook interrupts that hook and turns the success into a
+    failure."""
     limit = TimeLimit(time_limit=20, interval=5)
 
     def dawdle(_: object) -> None:
@@ -143,7 +152,8 @@ def test_a_time_limit_lands_in_another_middlewares_after_hook(bench: BenchMaker)
 
 
 def test_the_time_limit_manager_has_the_names_that_we_use() -> None:
-    """Private: TimeLimit.manager is a _CtypesTimeoutManager with deadlines per thread under one lock, mu, that our seam shares."""
+    """Private: TimeLimit.manager is a _CtypesTimeoutManager with deadlines per thread under one lock, mu, that our
+    seam shares."""
     limit = TimeLimit(time_limit=10)
     manager = limit.manager
 
@@ -159,7 +169,8 @@ def test_the_time_limit_manager_has_the_names_that_we_use() -> None:
 
 
 def test_the_time_limit_raises_after_it_released_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Private: the stock manager raises outside its lock, so remove_timeout can return before the interrupt is raised: ours raises under it."""
+    """Private: the stock manager raises outside its lock, so remove_timeout can return before the interrupt is
+    raised: ours raises under it."""
     manager = TimeLimit().manager
     free: list[bool] = []
 
@@ -181,7 +192,8 @@ def test_the_time_limit_raises_after_it_released_its_lock(monkeypatch: pytest.Mo
 
 
 def test_shutdown_notifications_iterate_a_live_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Private: notifications is a bare set iterated while actors leave it, so a shutdown may notify 2 of 8: ours takes a snapshot."""
+    """Private: notifications is a bare set iterated while actors leave it, so a shutdown may notify 2 of 8: ours
+    takes a snapshot."""
     notifications = ShutdownNotifications().manager.notifications
     assert set() == notifications
     manager = ShutdownNotifications().manager
@@ -200,7 +212,8 @@ def test_shutdown_notifications_iterate_a_live_set(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_shutdown_notification_burns_a_retry(bench: BenchMaker) -> None:
-    """H4: stock notify_shutdown counts a deploy as a failed attempt: with max_retries=0 the job is dead-lettered for it."""
+    """H4: stock notify_shutdown counts a deploy as a failed attempt: with max_retries=0 the job is dead-lettered for
+    it."""
     b = bench(ShutdownNotifications(notify_shutdown=True), Retries(max_retries=0))
     started = threading.Event()
 
@@ -232,7 +245,8 @@ def event_loop_bench(bench: BenchMaker) -> Iterator[Callable[..., Bench]]:
 
 
 def test_an_async_actor_is_interrupted_by_cancelling_its_coroutine(event_loop_bench: BenchMaker) -> None:
-    """H15: an interrupted async actor sees CancelledError while the worker thread sees the interrupt, after the cleanup ended."""
+    """H15: an interrupted async actor sees CancelledError while the worker thread sees the interrupt, after the
+    cleanup ended."""
     recorder = Recorder()
     b = event_loop_bench(TimeLimit(time_limit=20, interval=5), recorder, Retries(max_retries=0))
     b.boot_process()
@@ -255,7 +269,8 @@ def test_an_async_actor_is_interrupted_by_cancelling_its_coroutine(event_loop_be
 
 
 def test_an_async_cleanup_over_a_second_turns_the_interrupt_into_a_runtime_error(event_loop_bench: BenchMaker) -> None:
-    """H15: a slow async cleanup turns the interrupt into a RuntimeError caused by it, so deciding looks through __cause__."""
+    """H15: a slow async cleanup turns the interrupt into a RuntimeError caused by it, so deciding looks through
+    __cause__."""
     recorder = Recorder()
     b = event_loop_bench(TimeLimit(time_limit=20, interval=5), recorder, Retries(max_retries=0))
     b.boot_process()
@@ -277,7 +292,8 @@ def test_an_async_cleanup_over_a_second_turns_the_interrupt_into_a_runtime_error
 
 @pytest.mark.parametrize("error", [MemoryError(), SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 def test_a_fatal_exception_of_a_sync_actor_is_an_ordinary_failure(bench: BenchMaker, error: BaseException) -> None:
-    """H4: sys.exit and the like in a sync actor are ordinary failures to Dramatiq and the process lives on, so Fatal must be decided by us."""
+    """H4: sys.exit and the like in a sync actor are ordinary failures to Dramatiq and the process lives on, so Fatal
+    must be decided by us."""
     recorder = Recorder()
     b = bench(recorder, Retries(max_retries=0))
 
@@ -296,7 +312,8 @@ def test_a_fatal_exception_of_a_sync_actor_is_an_ordinary_failure(bench: BenchMa
 def test_sys_exit_in_an_async_actor_kills_the_event_loop(
     event_loop_bench: BenchMaker, deaths: list[BaseException]
 ) -> None:
-    """H15: sys.exit in an async actor ends the loop, holds its own worker thread until a time limit and fails every later async job: a dead loop must be fatal."""
+    """H15: sys.exit in an async actor ends the loop, holds its own worker thread until a time limit and fails every
+    later async job: a dead loop must be fatal."""
     recorder = Recorder()
     b = event_loop_bench(TimeLimit(time_limit=50, interval=5), recorder, Retries(max_retries=0))
 
@@ -317,9 +334,9 @@ def test_sys_exit_in_an_async_actor_kills_the_event_loop(
     worker = b.work(threads=2)
     loop_thread = get_event_loop_thread()
     assert loop_thread is not None
-    eventually(lambda: not loop_thread.is_alive())
+    wait_until(lambda: not loop_thread.is_alive())
     second.send()
-    eventually(lambda: len(b.broker.dead_letters) == 1)
+    wait_until(lambda: len(b.broker.dead_letters) == 1)
 
     assert "Event loop is not running." == str(recorder.calls("after_process_message")[0].details["exception"])
     assert 1 == b.unsettled(), "the message that exited still holds its thread"

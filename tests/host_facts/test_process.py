@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.workers import Workers
 
-APP = '''
+APP = """
 import os, signal, sys, threading, time
 import dramatiq
 from dramatiq.brokers.stub import StubBroker
@@ -59,7 +59,7 @@ dramatiq.set_broker(broker)
 def block():
     say("blocked")
     time.sleep(60)
-'''
+"""
 
 
 def workers(tmp_path: Path, fact: str, *, ready_within: float = 30.0) -> Workers:
@@ -87,13 +87,15 @@ def exits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
 
 
 def test_system_exit_after_the_shutdown_is_the_exit_code(exits: Ended) -> None:
-    """H11: SystemExit(n) raised in after_worker_shutdown ends the worker and its master with n, which is how a fatal end is told."""
+    """H11: SystemExit(n) raised in after_worker_shutdown ends the worker and its master with n, which is how a fatal
+    end is told."""
     assert 70 == exits.code
     assert "worker shutdown" in exits.log
 
 
 def test_the_worker_boots_in_the_main_thread_after_the_signal_handlers(exits: Ended) -> None:
-    """H11: before_worker_boot runs in the main thread with Dramatiq's handlers in place, so a middleware may chain its own there."""
+    """H11: before_worker_boot runs in the main thread with Dramatiq's handlers in place, so a middleware may chain
+    its own there."""
     assert "worker boot: main thread True, handler termhandler" in exits.log
     assert 1 == exits.log.count("our handler")
 
@@ -112,7 +114,8 @@ def test_a_refused_boot_exits_with_1(tmp_path: Path) -> None:
 
 
 def test_a_second_term_ends_a_draining_worker_at_once(tmp_path: Path) -> None:
-    """H11: a second TERM while draining is sys.exit(1) without after_worker_shutdown, so our handler must swallow repetitions."""
+    """H11: a second TERM while draining is sys.exit(1) without after_worker_shutdown, so our handler must swallow
+    repetitions."""
     with workers(tmp_path, "busy") as running:
         running.wait_log("blocked")
         running.signal_worker(signal.SIGTERM)
@@ -125,7 +128,8 @@ def test_a_second_term_ends_a_draining_worker_at_once(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_ends_with_0_makes_its_master_end_with_0(tmp_path: Path) -> None:
-    """H11: the master never restarts a worker and takes over its exit code, 0 as well, so an abnormal end must never be 0."""
+    """H11: the master never restarts a worker and takes over its exit code, 0 as well, so an abnormal end must never
+    be 0."""
     with workers(tmp_path, "ends") as running:
         running.signal_worker(signal.SIGTERM)
 

@@ -1,4 +1,5 @@
-"""What Dramatiq's RabbitMQ broker declares, and what its consumer does with delivery tags; no server is needed to see it."""
+"""What Dramatiq's RabbitMQ broker declares, and what its consumer does with delivery tags; no server is needed to
+see it."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def test_queue_and_delay_queue_dead_letter_into_the_queues_own_xq(connections: l
 
 
 def test_after_ack_precedes_the_real_ack(connections: list[Connection]) -> None:
-    """H10: ack and nack only schedule a callback on the consumer's connection, so after_ack is no proof that the broker knows."""
+    """H10: ack and nack only schedule a callback on the consumer's connection, so after_ack is no proof that the
+    broker knows."""
     consumer, connection = consume(RabbitmqBroker(middleware=[]))
     first, second = next(consumer), next(consumer)
     consumer.ack(first)
@@ -139,7 +141,8 @@ def test_after_ack_precedes_the_real_ack(connections: list[Connection]) -> None:
 
 
 def test_a_stale_message_settles_an_innocent_of_the_same_number(connections: list[Connection]) -> None:
-    """H19: tags restart at 1 after a reconnect, and a message of the former consumer nacks the same number there: deliveries are stamped with their consumer."""
+    """H19: tags restart at 1 after a reconnect, and a message of the former consumer nacks the same number there:
+    deliveries are stamped with their consumer."""
     broker = RabbitmqBroker(middleware=[])
     former, _ = consume(broker)
     stale = next(former)
@@ -159,7 +162,8 @@ def test_a_stale_message_settles_an_innocent_of_the_same_number(connections: lis
 def test_an_unknown_tag_is_dropped_with_a_warning(
     connections: list[Connection], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """H19: settling a message whose tag is not known does nothing but log, so the barrier hears of no failure and asks known_tags itself."""
+    """H19: settling a message whose tag is not known does nothing but log, so the barrier hears of no failure and
+    asks known_tags itself."""
     consumer, connection = consume(RabbitmqBroker(middleware=[]))
     message = next(consumer)
     consumer.known_tags.clear()
@@ -188,7 +192,8 @@ def test_the_consumer_has_the_names_that_we_use(connections: list[Connection]) -
 
 
 def test_each_consumer_has_a_connection_of_its_own(connections: list[Connection]) -> None:
-    """Private: a consumer's connection is none of the broker's thread-local ones, so "channel gone" is asked of the consumer."""
+    """Private: a consumer's connection is none of the broker's thread-local ones, so "channel gone" is asked of the
+    consumer."""
     broker = RabbitmqBroker(middleware=[])
     consumer, _ = consume(broker)
 
@@ -209,7 +214,8 @@ def test_requeue_is_left_to_the_server(connections: list[Connection]) -> None:
 def test_an_undecodable_message_is_nacked_without_any_hook(
     connections: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H19: an undecodable message is nacked inside the consumer, no hook sees it, so the letter needs a wrapper around the consumer."""
+    """H19: an undecodable message is nacked inside the consumer, no hook sees it, so the letter needs a wrapper
+    around the consumer."""
     monkeypatch.setattr(
         Channel,
         "consume",
@@ -227,7 +233,8 @@ def test_an_undecodable_message_is_nacked_without_any_hook(
 def test_a_lost_reply_multiplies_copies_inside_one_enqueue(
     connections: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H2: enqueue publishes up to 6 times on connection errors, before_enqueue each time, so a lost reply makes copies that settling must tell apart."""
+    """H2: enqueue publishes up to 6 times on connection errors, before_enqueue each time, so a lost reply makes
+    copies that settling must tell apart."""
     recorder = Recorder()
     broker = RabbitmqBroker(middleware=[recorder])
     channels: list[Channel] = []
@@ -247,7 +254,8 @@ def test_a_lost_reply_multiplies_copies_inside_one_enqueue(
 
 @pytest.mark.parametrize("confirm", [True, False])
 def test_publishing_is_unconfirmed_unless_asked_for(connections: list[Connection], confirm: bool) -> None:
-    """H17: publishes are confirmed only with confirm_delivery=True, which is not the default and which the boot check asks for."""
+    """H17: publishes are confirmed only with confirm_delivery=True, which is not the default and which the boot
+    check asks for."""
     broker = RabbitmqBroker(middleware=[], **({"confirm_delivery": True} if confirm else {}))
     broker.enqueue(dramatiq.Message("default", "fine", (), {}, {}))
 

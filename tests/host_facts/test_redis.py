@@ -16,7 +16,9 @@ from dramatiq.errors import BrokerConnectionError, ConnectionClosed, DecodeError
 from dramatiq.middleware import Middleware, MiddlewareError, Retries
 from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError
 
-from .rig import Bench, Recorder, eventually
+from tests.support.waiting import wait_until
+
+from .rig import Bench, Recorder
 
 BenchMaker = Callable[..., Bench]
 
@@ -44,7 +46,7 @@ class RedisBench:
         """Wait until every message of the default queue was acked or nacked and its worker thread is done with it."""
         worker = self.worker
         assert worker is not None
-        eventually(lambda: self.broker.do_qsize("default") == 0 and worker.work_queue.unfinished_tasks == 0)
+        wait_until(lambda: self.broker.do_qsize("default") == 0 and worker.work_queue.unfinished_tasks == 0)
 
     def bodies(self, name: str = "default") -> list[dict[str, Any]]:
         """The messages of one hash, decoded."""
@@ -61,7 +63,7 @@ class RedisBench:
 
     def fetch(self, queue_name: str = "default") -> Any:
         """The next message of a fresh consumer."""
-        return eventually(lambda: next(self.consumer(queue_name)))
+        return wait_until(lambda: next(self.consumer(queue_name)))
 
     def close(self) -> None:
         """Stop the worker and delete what the namespace holds."""
@@ -99,7 +101,8 @@ def fail() -> None:
 
 
 def test_a_queue_is_a_list_of_ids_and_a_hash_of_bodies(redis_bench: RedisBenchMaker) -> None:
-    """Private: a queue is the list {ns}:{queue} of ids and the hash {ns}:{queue}.msgs of bodies, which our settle script writes."""
+    """Private: a queue is the list {ns}:{queue} of ids and the hash {ns}:{queue}.msgs of bodies, which our settle
+    script writes."""
     b = redis_bench()
     message = b.actor(lambda: None, actor_name="fine").send()
     key = message.options["redis_message_id"]
@@ -120,7 +123,8 @@ def test_a_delayed_message_lives_in_the_dq_under_its_canonical_body(redis_bench:
 
 
 def test_a_fetched_message_is_in_the_ack_set_of_its_broker_and_queue(redis_bench: RedisBenchMaker) -> None:
-    """Private: what a worker holds is the set {ns}:__acks__.{broker_id}.{queue} of redis_message_ids: "still held" is asked there."""
+    """Private: what a worker holds is the set {ns}:__acks__.{broker_id}.{queue} of redis_message_ids: "still held"
+    is asked there."""
     b = redis_bench()
     b.actor(lambda: None, actor_name="fine").send()
     message = b.fetch()
@@ -131,11 +135,12 @@ def test_a_fetched_message_is_in_the_ack_set_of_its_broker_and_queue(redis_bench
 
 
 def test_a_settled_message_that_is_not_held_stays_where_it_is(redis_bench: RedisBenchMaker) -> None:
-    """Private: ack and nack act only on what is in this broker's ack set, so one that was reclaimed meanwhile is not lost."""
+    """Private: ack and nack act only on what is in this broker's ack set, so one that was reclaimed meanwhile is not
+    lost."""
     b = redis_bench()
     b.actor(lambda: None, actor_name="fine").send()
     consumer = b.consumer()
-    message = eventually(lambda: next(consumer))
+    message = wait_until(lambda: next(consumer))
     b.client.srem(f"{b.namespace}:__acks__.{b.broker.broker_id}.default", message.options["redis_message_id"])
     consumer.ack(message)
     consumer.nack(message)
@@ -145,7 +150,8 @@ def test_a_settled_message_that_is_not_held_stays_where_it_is(redis_bench: Redis
 
 
 def test_every_copy_has_a_redis_message_id_of_its_own(redis_bench: RedisBenchMaker) -> None:
-    """H8: redis_message_id is new for each retry and delay move while message_id stays, so it names a copy and the other the job."""
+    """H8: redis_message_id is new for each retry and delay move while message_id stays, so it names a copy and the
+    other the job."""
     recorder = Recorder()
     b = redis_bench(recorder, Retries(max_retries=2, min_backoff=1))
     b.actor(fail).send()
@@ -159,7 +165,8 @@ def test_every_copy_has_a_redis_message_id_of_its_own(redis_bench: RedisBenchMak
 
 
 def test_a_redelivery_is_not_to_be_told_from_the_first_delivery(redis_bench: RedisBenchMaker) -> None:
-    """H8: Redis keeps no delivery count: a message of a dead worker comes back byte for byte, so starts are counted by us."""
+    """H8: Redis keeps no delivery count: a message of a dead worker comes back byte for byte, so starts are counted
+    by us."""
     dead = redis_bench()
     dead.actor(lambda: None, actor_name="fine").send()
     first = dead.fetch()
@@ -173,7 +180,8 @@ def test_a_redelivery_is_not_to_be_told_from_the_first_delivery(redis_bench: Red
 
 
 def test_a_dead_workers_messages_wait_for_maintenance(redis_bench: RedisBenchMaker) -> None:
-    """H8: a dead worker's messages come back only when one of the few maintaining commands happens on that queue, however long it is dead."""
+    """H8: a dead worker's messages come back only when one of the few maintaining commands happens on that queue,
+    however long it is dead."""
     dead = redis_bench()
     dead.actor(lambda: None, actor_name="fine").send()
     dead.fetch()
@@ -190,7 +198,8 @@ def test_a_dead_workers_messages_wait_for_maintenance(redis_bench: RedisBenchMak
 
 
 def test_every_command_goes_through_one_script(redis_bench: RedisBenchMaker) -> None:
-    """Private: do_x calls scripts["dispatch"] with these eight arguments first and the namespace as only key, as our settle script expects."""
+    """Private: do_x calls scripts["dispatch"] with these eight arguments first and the namespace as only key, as our
+    settle script expects."""
     b = redis_bench(heartbeat_timeout=1_234, dead_message_ttl=5_678)
     called: list[dict[str, Any]] = []
     b.broker.scripts["dispatch"] = lambda **arguments: called.append(arguments)
@@ -207,7 +216,8 @@ def test_every_command_goes_through_one_script(redis_bench: RedisBenchMaker) -> 
 
 
 def test_the_dispatch_script_is_a_registered_script(redis_bench: RedisBenchMaker) -> None:
-    """Private: scripts holds redis-py Scripts by file name, bound to broker.client, so ours can be registered beside them."""
+    """Private: scripts holds redis-py Scripts by file name, bound to broker.client, so ours can be registered beside
+    them."""
     b = redis_bench()
 
     assert {"dispatch", "maxstack"} == set(b.broker.scripts)
@@ -215,31 +225,33 @@ def test_the_dispatch_script_is_a_registered_script(redis_bench: RedisBenchMaker
 
 
 def test_commands_are_made_on_the_fly(redis_bench: RedisBenchMaker) -> None:
-    """Private: do_x is no method but made by __getattr__ from _dispatch each time, so an instance attribute replaces one command."""
+    """Private: do_x is no method but made by __getattr__ from _dispatch each time, so an instance attribute replaces
+    one command."""
     b = redis_bench()
 
     assert "do_ack" not in dir(b.broker)
     assert callable(b.broker._dispatch("ack"))
     with pytest.raises(AttributeError):
-        b.broker.undo_ack  # noqa: B018
+        b.broker.undo_ack
 
     acked: list[tuple[str, ...]] = []
     b.broker.do_ack = lambda *arguments: acked.append(arguments)
     message = b.actor(lambda: None, actor_name="fine").send()
     b.work()
-    eventually(lambda: acked)
+    wait_until(lambda: acked)
     assert [("default", message.options["redis_message_id"])] == acked
 
 
 def test_the_consumer_keeps_what_it_holds_by_message_id(redis_bench: RedisBenchMaker) -> None:
-    """Private: _RedisConsumer counts its prefetch in queued_message_ids (message_id) and message_cache, so a settlement of ours discards there."""
+    """Private: _RedisConsumer counts its prefetch in queued_message_ids (message_id) and message_cache, so a
+    settlement of ours discards there."""
     b = redis_bench()
     actor = b.actor(lambda: None, actor_name="fine")
     sent = [actor.send() for _ in range(3)]
     consumer = b.consumer(prefetch=3)
     assert isinstance(consumer, _RedisConsumer)
     assert (b.broker, "default") == (consumer.broker, consumer.queue_name)
-    message = eventually(lambda: next(consumer))
+    message = wait_until(lambda: next(consumer))
 
     assert {sent[0].message_id} == consumer.queued_message_ids
     assert [m.encode() for m in sent[1:]] == consumer.message_cache
@@ -249,11 +261,12 @@ def test_the_consumer_keeps_what_it_holds_by_message_id(redis_bench: RedisBenchM
 
 
 def test_a_failed_ack_forgets_the_message_all_the_same(redis_bench: RedisBenchMaker) -> None:
-    """Private: queued_message_ids is discarded in a finally, so while the barrier repeats, the consumer fetches beyond its prefetch."""
+    """Private: queued_message_ids is discarded in a finally, so while the barrier repeats, the consumer fetches
+    beyond its prefetch."""
     b = redis_bench()
     b.actor(lambda: None, actor_name="fine").send()
     consumer = b.consumer()
-    message = eventually(lambda: next(consumer))
+    message = wait_until(lambda: next(consumer))
     b.broker.do_ack = raising(redis.ConnectionError("away"))
     with pytest.raises(ConnectionClosed):
         consumer.ack(message)
@@ -274,7 +287,8 @@ def raising(error: Exception) -> Callable[..., None]:
 
 
 def test_enqueue_raises_the_clients_own_errors(redis_bench: RedisBenchMaker) -> None:
-    """H3: RedisBroker.enqueue raises redis-py's own ConnectionError, no BrokerConnectionError, so the barrier translates it."""
+    """H3: RedisBroker.enqueue raises redis-py's own ConnectionError, no BrokerConnectionError, so the barrier
+    translates it."""
     b = redis_bench()
     actor = b.actor(lambda: None, actor_name="fine")
     b.broker.do_enqueue = raising(redis.ConnectionError("away"))
@@ -286,7 +300,8 @@ def test_enqueue_raises_the_clients_own_errors(redis_bench: RedisBenchMaker) -> 
 
 @pytest.mark.parametrize("error", [redis.TimeoutError, ReadOnlyError, OutOfMemoryError])
 def test_an_ack_that_times_out_is_given_up(redis_bench: RedisBenchMaker, error: type[redis.RedisError]) -> None:
-    """H3: only redis.ConnectionError makes Dramatiq repeat; after TIMEOUT, READONLY or OOM the ack is given up, so the barrier knows them by itself."""
+    """H3: only redis.ConnectionError makes Dramatiq repeat; after TIMEOUT, READONLY or OOM the ack is given up, so
+    the barrier knows them by itself."""
     assert not issubclass(error, redis.ConnectionError)
     b = redis_bench()
     tries: list[int] = []
@@ -298,8 +313,8 @@ def test_an_ack_that_times_out_is_given_up(redis_bench: RedisBenchMaker, error: 
     b.broker.do_ack = command
     b.actor(lambda: None, actor_name="fine").send()
     worker = b.work()
-    eventually(lambda: tries)
-    eventually(lambda: worker.work_queue.unfinished_tasks == 0)
+    wait_until(lambda: tries)
+    wait_until(lambda: worker.work_queue.unfinished_tasks == 0)
 
     assert [1] == tries
     assert 1 == len(b.held())
@@ -309,7 +324,8 @@ def test_an_ack_that_times_out_is_given_up(redis_bench: RedisBenchMaker, error: 
 def test_an_ack_that_loses_the_connection_is_repeated(
     redis_bench: RedisBenchMaker, error: type[redis.RedisError]
 ) -> None:
-    """H3: while acks fail with redis.ConnectionError (LOADING is one), Dramatiq repeats the ack and its before hooks until it succeeds."""
+    """H3: while acks fail with redis.ConnectionError (LOADING is one), Dramatiq repeats the ack and its before hooks
+    until it succeeds."""
     recorder = Recorder()
     b = redis_bench(recorder)
     stock = b.broker.do_ack
@@ -331,7 +347,8 @@ def test_an_ack_that_loses_the_connection_is_repeated(
 
 
 def test_the_barrier_keeps_the_message_in_the_ack_set(redis_bench: RedisBenchMaker) -> None:
-    """H3: while a before_ack raises the barrier's error the message stays in the ack set, body and all: a crash redelivers it."""
+    """H3: while a before_ack raises the barrier's error the message stays in the ack set, body and all: a crash
+    redelivers it."""
 
     class SettleAgain(MiddlewareError, BrokerConnectionError):
         pass
@@ -346,7 +363,7 @@ def test_the_barrier_keeps_the_message_in_the_ack_set(redis_bench: RedisBenchMak
     b = redis_bench(recorder)
     message = b.actor(lambda: None, actor_name="fine").send()
     b.work()
-    eventually(lambda: len(recorder.calls("before_ack")) >= 3)
+    wait_until(lambda: len(recorder.calls("before_ack")) >= 3)
 
     assert {message.options["redis_message_id"]} == b.held()
     assert 1 == len(b.bodies())
@@ -358,25 +375,27 @@ def test_the_barrier_keeps_the_message_in_the_ack_set(redis_bench: RedisBenchMak
 def test_an_outage_as_delayed_messages_fall_due_kills_the_delay_consumer(
     redis_bench: RedisBenchMaker, deaths: list[BaseException]
 ) -> None:
-    """H14: a raw redis.ConnectionError escapes ConsumerThread.close and ends the delay consumer for good, so our consumer wrapper translates it."""
+    """H14: a raw redis.ConnectionError escapes ConsumerThread.close and ends the delay consumer for good, so our
+    consumer wrapper translates it."""
     b = redis_bench()
     actor = b.actor(lambda: None, actor_name="late")
     actor.send_with_options(delay=60_000)
     worker = b.work()
-    eventually(lambda: worker.consumers["default.DQ"].delay_queue.qsize() == 1)
+    wait_until(lambda: worker.consumers["default.DQ"].delay_queue.qsize() == 1)
     actor.send_with_options(delay=1)
     b.broker.do_requeue = raising(redis.ConnectionError("away"))
     b.broker.do_enqueue = raising(redis.ConnectionError("away"))
-    eventually(lambda: deaths)
+    wait_until(lambda: deaths)
 
     assert isinstance(deaths[0], redis.ConnectionError)
-    eventually(lambda: not worker.consumers["default.DQ"].is_alive())
+    wait_until(lambda: not worker.consumers["default.DQ"].is_alive())
     assert worker.consumers["default"].is_alive(), "nothing tells that delayed messages no longer run"
     del b.broker.do_requeue
 
 
 def test_an_undecodable_message_strands_the_batch_that_it_came_with(redis_bench: RedisBenchMaker) -> None:
-    """H19: one undecodable message restarts the consumer and leaves itself and its batch in the live worker's ack set, so our wrapper takes it out."""
+    """H19: one undecodable message restarts the consumer and leaves itself and its batch in the live worker's ack
+    set, so our wrapper takes it out."""
     b = redis_bench()
     runs: list[int] = []
     actor = b.actor(runs.append, actor_name="fine")
@@ -384,9 +403,9 @@ def test_an_undecodable_message_strands_the_batch_that_it_came_with(redis_bench:
     b.broker.do_enqueue("default", "garbage", b"not a message")
     actor.send(3)
     b.work()
-    eventually(lambda: runs == [1])
+    wait_until(lambda: runs == [1])
     actor.send(4)
-    eventually(lambda: 4 in runs)
+    wait_until(lambda: 4 in runs)
 
     assert [1, 4] == runs
     assert 2 == len(b.held())
@@ -394,14 +413,15 @@ def test_an_undecodable_message_strands_the_batch_that_it_came_with(redis_bench:
 
 
 def test_the_consumer_raises_the_undecodable_body(redis_bench: RedisBenchMaker) -> None:
-    """H19: the DecodeError out of the consumer's next carries the raw body, of which the letter "undecodable" is made."""
+    """H19: the DecodeError out of the consumer's next carries the raw body, of which the letter "undecodable" is
+    made."""
     b = redis_bench()
     b.broker.declare_queue("default")
     b.broker.do_enqueue("default", "garbage", b"not a message")
     consumer = b.consumer()
 
     with pytest.raises(DecodeError) as raised:
-        eventually(lambda: next(consumer))
+        wait_until(lambda: next(consumer))
     assert b"not a message" == raised.value.data
 
 
@@ -423,7 +443,8 @@ def test_a_dead_letter_is_a_sorted_id_and_a_body(redis_bench: RedisBenchMaker) -
 
 
 def test_the_dead_body_is_the_one_last_enqueued(redis_bench: RedisBenchMaker) -> None:
-    """§2: the dead body is the last one enqueued, so the final exception is never stored: why DeadLetter writes its own letter."""
+    """§2: the dead body is the last one enqueued, so the final exception is never stored: why DeadLetter writes its
+    own letter."""
     b = redis_bench(Retries(max_retries=1, min_backoff=1))
     runs: list[int] = []
 
@@ -453,7 +474,8 @@ def test_a_message_without_retries_dies_without_a_trace_of_why(redis_bench: Redi
 
 
 def test_a_body_replayed_as_it_is_has_no_retries_left(redis_bench: RedisBenchMaker) -> None:
-    """§2: enqueued as it is a dead body keeps its retries: one attempt and a second dead letter, so replay cleans the options."""
+    """§2: enqueued as it is a dead body keeps its retries: one attempt and a second dead letter, so replay cleans
+    the options."""
     b = redis_bench(Retries(max_retries=1, min_backoff=1))
     runs: list[int] = []
 
@@ -473,7 +495,8 @@ def test_a_body_replayed_as_it_is_has_no_retries_left(redis_bench: RedisBenchMak
 
 
 def test_every_dead_message_passes_before_nack_with_its_exception(redis_bench: RedisBenchMaker) -> None:
-    """§2: before_nack is passed by every dead message with its exception still on the proxy, which is where the letter is written."""
+    """§2: before_nack is passed by every dead message with its exception still on the proxy, which is where the
+    letter is written."""
     recorder = Recorder()
     b = redis_bench(recorder, Retries(max_retries=0))
     b.actor(fail).send()
@@ -488,11 +511,12 @@ def test_every_dead_message_passes_before_nack_with_its_exception(redis_bench: R
 
 
 def test_a_dead_delayed_message_dies_in_the_canonical_dead_letter_queue(redis_bench: RedisBenchMaker) -> None:
-    """§2: a nack on the .DQ goes to the canonical queue's XQ, with a body that still names the .DQ, so replay canonicalises it."""
+    """§2: a nack on the .DQ goes to the canonical queue's XQ, with a body that still names the .DQ, so replay
+    canonicalises it."""
     b = redis_bench()
     b.actor(lambda: None, actor_name="late").send_with_options(delay=60_000)
     consumer = b.consumer("default.DQ")
-    consumer.nack(eventually(lambda: next(consumer)))
+    consumer.nack(wait_until(lambda: next(consumer)))
 
     (body,) = b.bodies("default.XQ")
     assert "default.DQ" == body["queue_name"]
@@ -516,7 +540,8 @@ def test_flush_erases_the_dead_letters_of_a_queue(redis_bench: RedisBenchMaker) 
 def test_options_set_in_a_hook_are_kept_by_a_stub_dead_letter_only(
     bench: BenchMaker, redis_bench: RedisBenchMaker
 ) -> None:
-    """H17: options set on the proxy stay in StubBroker's dead letter and never reach Redis', so what must last is written by us."""
+    """H17: options set on the proxy stay in StubBroker's dead letter and never reach Redis', so what must last is
+    written by us."""
 
     def mark(message: Any) -> None:
         message.options["marked"] = True
@@ -542,7 +567,8 @@ def test_options_set_in_a_hook_are_kept_by_a_stub_dead_letter_only(
 def test_before_enqueue_changes_the_callers_own_message_on_the_stub_only(
     bench: BenchMaker, redis_bench: RedisBenchMaker
 ) -> None:
-    """H17: before_enqueue sees the caller's own message on StubBroker and a copy on Redis, so context is injected into neither blindly."""
+    """H17: before_enqueue sees the caller's own message on StubBroker and a copy on Redis, so context is injected
+    into neither blindly."""
 
     def mark(message: Any) -> None:
         message.options["marked"] = True
@@ -559,7 +585,8 @@ def test_before_enqueue_changes_the_callers_own_message_on_the_stub_only(
 def test_prefetched_messages_return_to_redis_but_not_to_the_stub(
     bench: BenchMaker, redis_bench: RedisBenchMaker
 ) -> None:
-    """H17: a stopping worker gives prefetched messages back to Redis while StubBroker loses them: drains are tested on a real broker."""
+    """H17: a stopping worker gives prefetched messages back to Redis while StubBroker loses them: drains are tested
+    on a real broker."""
     left: list[int] = []
     for b in (bench(), redis_bench()):
         entered, leave = threading.Event(), threading.Event()
@@ -573,16 +600,14 @@ def test_prefetched_messages_return_to_redis_but_not_to_the_stub(
         worker = b.work(threads=1)
         assert entered.wait(5)
         actor.send()
-        eventually(lambda worker=worker: worker.work_queue.qsize() == 1)
+        wait_until(lambda worker=worker: worker.work_queue.qsize() == 1)
         for thread in worker.workers:
             thread.stop()
         leave.set()
         worker.stop(timeout=5_000)
         b.worker = None
         left.append(
-            b.client.llen(f"{b.namespace}:default")
-            if isinstance(b, RedisBench)
-            else b.broker.queues["default"].qsize()
+            b.client.llen(f"{b.namespace}:default") if isinstance(b, RedisBench) else b.broker.queues["default"].qsize()
         )
 
     assert [0, 1] == left
@@ -598,7 +623,8 @@ def test_the_stub_consumer_has_no_requeue_of_its_own(bench: BenchMaker) -> None:
 
 
 def test_the_stub_prefetches_few_delayed_messages(bench: BenchMaker, redis_bench: RedisBenchMaker) -> None:
-    """H17: a .DQ consumer prefetches 1000 messages a thread on Redis but on StubBroker as few as any other, so memory shows only on a real one."""
+    """H17: a .DQ consumer prefetches 1000 messages a thread on Redis but on StubBroker as few as any other, so
+    memory shows only on a real one."""
     prefetches: list[int] = []
     for b in (bench(), redis_bench()):
         b.broker.declare_queue("default")
