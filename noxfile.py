@@ -86,7 +86,7 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     _lint(session)
-    data = {"COVERAGE_FILE": str(Path(session.create_tmp()) / "coverage")}
+    data = {"COVERAGE_FILE": str(HERE / ".coverage")}  # absolute: worker processes may run elsewhere
     session.run("coverage", "erase", env=data)
     session.run("coverage", "run", "-m", "pytest", env=data)
     session.run("coverage", "combine", "--quiet", env=data)

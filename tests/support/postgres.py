@@ -101,7 +101,7 @@ class PrivatePostgres(PrivateServer):
     def command(self) -> list[str]:
         settings = {
             "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": str(self.directory),
+            "unix_socket_directories": "",
             "fsync": "off",
             "full_page_writes": "off",
         }
