@@ -1,0 +1,38 @@
+"""dramatiq-guard: composable Dramatiq middlewares that give every failure one planned path.
+
+Only these names are public; what is not here may move.
+"""
+
+from __future__ import annotations
+
+from .classified import classified
+from .delivery import current_delivery
+from .errors import Defer, Fatal, GuardError, Permanent, Retryable
+from .middleware.classify import Classify
+from .middleware.dead_letter import DeadLetter
+from .middleware.jitter_backoff import JitterBackoff
+from .middleware.tracing import Tracing
+from .policy.explain import explain
+from .stack import install
+from .stores import connect
+from .telemetry import configure_telemetry
+from .version import __version__
+
+__all__ = [
+    "Classify",
+    "DeadLetter",
+    "Defer",
+    "Fatal",
+    "GuardError",
+    "JitterBackoff",
+    "Permanent",
+    "Retryable",
+    "Tracing",
+    "__version__",
+    "classified",
+    "configure_telemetry",
+    "connect",
+    "current_delivery",
+    "explain",
+    "install",
+]

@@ -1,7 +1,8 @@
 """The consumer that every broker's consumer is wrapped in: where deliveries are stamped and settled.
 
-It is the settle barrier's door.  Whatever a message's end owes is done inside `ack` and `nack`, where Dramatiq repeats
-a `BrokerConnectionError` for ever with the message still unacked (H3).
+It is the settle barrier's door.  Whatever a message's end owes is done inside `ack` and `nack`, which are repeated
+while the broker or a store is out, with the message still unacked.  This one knows what every broker has in common;
+`redis_consumer` and `rabbitmq_consumer` know how theirs can be held on to.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from dramatiq.broker import Consumer
 
+from . import host, telemetry
 from .delivery import delivery_of, enter, peek, stamp
+from .killpoints import reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dramatiq import Message
     from dramatiq.broker import MessageProxy
 
     from .delivery import Delivery
@@ -33,40 +37,69 @@ class GuardedConsumer(Consumer):
     """
 
     def __init__(self, inner: Consumer, stack: Stack, queue_name: str) -> None:
-        self.inner = inner
+        self.inner: Any = inner
         self.stack = stack
         self.queue_name = queue_name
 
     def __next__(self) -> MessageProxy | None:
-        message = next(self.inner)
+        message: MessageProxy | None = next(self.inner)
         if message is not None:
             stamp(message, self)
         return message
 
     def ack(self, message: MessageProxy) -> None:
+        """Settle a message that did not fail, then ack it."""
         delivery = delivery_of(message)
-        self.stack.settlement.settle(delivery)
-        self.inner.ack(message)
-        _forget(delivery)
+        if self.stack.settlement.settle(delivery, self) and not delivery.moved:
+            reach("before-ack")
+            self.inner.ack(message)
+            reach("after-ack")
+        self.forget(delivery)
 
     def nack(self, message: MessageProxy) -> None:
+        """Settle a message that failed, then nack it."""
         delivery = delivery_of(message)
-        self.stack.settlement.settle(delivery)
-        self.inner.nack(message)
-        _forget(delivery)
+        if self.stack.settlement.settle(delivery, self):
+            reach("before-nack")
+            self.inner.nack(message)
+            reach("after-nack")
+            self.stack.after_death(delivery)
+        self.forget(delivery)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        """Hand messages back that were not processed."""
         self.inner.requeue(messages)
 
     def close(self) -> None:
+        """Close the broker's consumer."""
         self.inner.close()
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the message is still ours to settle; where a broker cannot say, it is."""
+        return True
+
+    def carry_on(self, delivery: Delivery) -> None:
+        """Send the copy that carries a message on: its retry, its deferral, its requeue."""
+        successor = delivery.successor
+        if successor is None or delivery.decision is None:
+            return
+        with telemetry.sending(successor.message, kind=delivery.decision.step.value):
+            self.publish(successor.message, successor.delay)
+
+    def publish(self, message: Message[Any], delay: int | None) -> None:
+        """Put a copy of a message on its queue."""
+        self.stack.broker.enqueue(message, delay=delay)
+
+    def promote(self, message: MessageProxy) -> None:
+        """Move a delayed message that has fallen due to its queue."""
+        self.publish(host.promoted(message), None)
+        self.inner.ack(message)
+
+    def forget(self, delivery: Delivery) -> None:
+        """Let go of the error, which holds frames, and of the thread's current delivery."""
+        delivery.error = None
+        if peek() is delivery:
+            enter(None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
-
-
-def _forget(delivery: Delivery) -> None:
-    """Let go of the error, which holds frames, and of the thread's current delivery."""
-    delivery.error = None
-    if peek() is delivery:
-        enter(None)

@@ -87,6 +87,7 @@ class Delivery:
         "holds",
         "interrupts",
         "message",
+        "moved",
         "noted",
         "options",
         "returned",
@@ -129,6 +130,8 @@ class Delivery:
         self.noted = False
         self.settled = False
         self.holds = 0
+        #: Written by the consumer: the broker replaced the message by its copy in one step, so there is nothing to ack.
+        self.moved = False
         #: Written by Tracing: whatever it keeps for this delivery, and when processing began (ms, monotonic).
         self.span: Any = None
         self.started_at = 0

@@ -112,11 +112,17 @@ class StoreUnavailable(StoreError):
 
 
 class SettlementHeld(GuardError, MiddlewareError, BrokerConnectionError):
-    """Keeps a message unacked: Dramatiq repeats the settlement of a `BrokerConnectionError` for ever (H3)."""
+    """Keeps a message unacked: Dramatiq repeats the settlement of a `BrokerConnectionError` for ever (H3).
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
+    Parameters:
+      message(str): What is held, and why.
+      again(bool): Whether the settlement is to be repeated at once, since nothing is out.
+    """
+
+    def __init__(self, message: str, *, again: bool = False) -> None:
+        Exception.__init__(self, message)
         self.message = message
+        self.again = again
 
 
 class PutOff(GuardError, SkipMessage):

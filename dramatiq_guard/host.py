@@ -6,7 +6,7 @@ When upstream moves one of them, this is the file to mend; `tests/host_facts` fa
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
 from dramatiq.common import q_name
@@ -16,7 +16,7 @@ from dramatiq.threading import is_gevent_active, raise_thread_exception
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dramatiq import Broker
+    from dramatiq import Broker, Message
     from dramatiq.broker import Consumer, MessageProxy
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "delay_consumer",
     "is_gevent_active",
     "kind_of",
+    "promoted",
     "publishes_unconfirmed",
     "raise_thread_exception",
     "redis_message_id",
@@ -91,6 +92,13 @@ def wrap_consume(broker: Broker, wrap: Callable[[Consumer, str], Consumer]) -> N
         return wrap(inner(queue_name=queue_name, prefetch=prefetch, timeout=timeout), queue_name)
 
     broker.consume = consume  # type: ignore[method-assign]
+
+
+def promoted(message: MessageProxy) -> Message[Any]:
+    """The copy of a delayed message that goes to its queue when it has fallen due, as Dramatiq makes it."""
+    copy: Message[Any] = message.copy(queue_name=q_name(message.queue_name))
+    copy.options.pop("eta", None)
+    return copy
 
 
 def delay_consumer(queue_name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import SetupError
-from .policy.backoff import check_jitter, check_schedule
+from .policy.backoff import Backoff
 from .policy.duration import milliseconds
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dramatiq import Actor
 
-__all__ = ["CHECKS", "check_actor", "look_up", "sound"]
+__all__ = ["CHECKS", "check_actor", "look_up", "number"]
 
 
 def look_up(name: str, message: Mapping[str, Any], actor: Mapping[str, Any], default: Any) -> Any:
@@ -27,18 +27,13 @@ def look_up(name: str, message: Mapping[str, Any], actor: Mapping[str, Any], def
     """
     if name in message:
         check = CHECKS.get(name)
-        if check is None or sound(check, message[name]):
+        if check is None:
             return message[name]
+        try:
+            return check(message[name], name)
+        except (TypeError, ValueError):
+            pass
     return actor.get(name, default)
-
-
-def sound(check: Callable[[Any, str], Any], value: Any) -> bool:
-    """Whether a value passes a check."""
-    try:
-        check(value, "")
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def check_actor(actor: Actor[Any, Any]) -> None:
@@ -78,6 +73,15 @@ def _time_limit(value: Any, name: str) -> int | float | None:
     return milliseconds(value, name)
 
 
+def _jitter(value: Any, _name: str) -> Any:
+    # JSON has no tuples.
+    return Backoff(jitter=tuple(value) if isinstance(value, list) else value).jitter
+
+
+def _schedule(value: Any, _name: str) -> Any:
+    return Backoff(schedule=value).schedule
+
+
 def _predicate(value: Any, name: str) -> Any:
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be a callable (retries, exception) -> bool, not {value!r}")
@@ -108,8 +112,8 @@ CHECKS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "max_retries": number,
     "min_backoff": milliseconds,
     "max_backoff": milliseconds,
-    "jitter": check_jitter,
-    "backoff": check_schedule,
+    "jitter": _jitter,
+    "backoff": _schedule,
     "retry_for": _duration_or_none,
     "max_deferrals": number,
     "max_interruptions": number,

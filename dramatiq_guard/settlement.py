@@ -5,10 +5,11 @@ message lost.  So hooks only decide, and the doing waits until the consumer is a
 
 1. *Conclude.*  A delivery that began and arrives undecided (an interrupt or a raising predicate came between) is
    decided now; it is never simply acked.
-2. *Note.*  Whoever owes something at this message's end says so, once: the retry, the letter, a callback.
-3. *Perform.*  Each part is done and marked done by itself.  While a broker or store is out, the message stays unacked
-   and Dramatiq repeats the settlement for as long as it takes (H3).  A part that fails in any other way is tried three
-   times and then becomes a dead letter.
+2. *Note.*  Whoever owes something at this message's end says so, once: the letter, a callback, the next stage.  The
+   copy that carries the message on comes last.
+3. *Perform*, as long as the message is still held: each part is done and marked done by itself.  While a broker or
+   store is out, the message stays unacked and the settlement is repeated for as long as it takes (H3).  A part that
+   fails in any other way is tried three times and then becomes a dead letter.
 
 This module must not know any middleware, store or telemetry backend.
 """
@@ -21,10 +22,12 @@ from dramatiq.errors import BrokerConnectionError
 from dramatiq.logging import get_logger
 
 from . import telemetry
+from .delivery import Due
 from .errors import SettlementHeld, StoreUnavailable
+from .killpoints import reach
 
 if TYPE_CHECKING:
-    from .delivery import Delivery, Due
+    from .delivery import Delivery
     from .seam import Decider
 
 __all__ = ["TRIES", "Settlement", "Undecided", "is_outage"]
@@ -59,6 +62,13 @@ class LastResort(Protocol):
     def give_up(self, delivery: Delivery, due: Due, error: BaseException) -> None: ...
 
 
+class Holder(Protocol):
+    """The consumer that a delivery came from."""
+
+    def holds(self, delivery: Delivery) -> bool: ...
+    def carry_on(self, delivery: Delivery) -> None: ...
+
+
 def is_outage(error: BaseException) -> bool:
     """Whether an error says that a broker or a store is out, so that trying again is what helps."""
     if isinstance(error, BrokerConnectionError | StoreUnavailable):
@@ -72,7 +82,7 @@ class Settlement:
     Parameters:
       decider(Decider | None): Decides what arrives undecided.
       noters(tuple[Noter, ...]): Who may owe something, in the order in which it is performed.
-      last_resort(LastResort | None): Makes a letter of what cannot be performed; without one it is logged whole.
+      last_resort(LastResort | None): Makes a letter of what cannot be performed; without one it is logged.
     """
 
     def __init__(self, decider: Decider | None, noters: tuple[Noter, ...], last_resort: LastResort | None) -> None:
@@ -81,59 +91,78 @@ class Settlement:
         self.noters = noters
         self.last_resort = last_resort
 
-    def settle(self, delivery: Delivery) -> None:
-        """Do what this delivery's end owes; return when all of it is done.
+    def settle(self, delivery: Delivery, holder: Holder) -> bool:
+        """Do what this delivery's end owes.
+
+        Parameters:
+          delivery(Delivery): The delivery.
+          holder(Holder): The consumer that it came from.
+
+        Returns:
+          bool: Whether the message is still held, so that it is to be acked or nacked.
 
         Raises:
           SettlementHeld: While something is out; the message must stay unacked and the settlement be repeated.
         """
+        if delivery.settled:
+            return True
         if not delivery.noted:
-            self._conclude(delivery)
+            if not self._conclude(delivery):
+                # Dramatiq has taken the branch that acks; repeating the settlement takes the one that nacks.
+                raise SettlementHeld(
+                    f"Message {delivery.message_id} failed after all: it is nacked instead.", again=True
+                )
             for noter in self.noters:
                 noter.note(delivery)
+            if delivery.successor is not None and delivery.decision is not None:
+                delivery.dues.append(Due(delivery.decision.step.value, lambda: holder.carry_on(delivery)))
             delivery.noted = True
-        if delivery.dues:
-            self._perform(delivery)
+        if delivery.dues and not self._perform(delivery, holder):
+            return False
         delivery.settled = True
+        return True
 
-    def _conclude(self, delivery: Delivery) -> None:
+    def _conclude(self, delivery: Delivery) -> bool:
+        """Decide what arrives undecided; say whether the message is still to be acked or nacked as it was going to."""
         if (
             self.decider is None
             or not delivery.began
             or delivery.returned
             or delivery.skipped
             or delivery.decision is not None
+            or delivery.message.failed
         ):
-            return
-        message = delivery.message
-        error = message._exception
-        if not delivery.entered and (message.failed or error is None):
-            # Another middleware failed the message, or skipped it, before the actor was reached: its decision stands.
-            return
-        if message.failed:
-            return
+            return True
+        error = delivery.message._exception
+        if not delivery.entered and error is None:
+            # Another middleware skipped it before the actor was reached: that decision stands.
+            return True
         self.decider.decide(delivery, error if error is not None else Undecided("the delivery was interrupted"))
-        if message.failed:
-            # Dramatiq has taken the branch that acks; repeating the settlement takes the one that nacks.
-            raise SettlementHeld(f"Message {delivery.message_id} turned out to have failed: it is nacked instead.")
+        return not delivery.message.failed
 
-    def _perform(self, delivery: Delivery) -> None:
-        owed = [due for due in delivery.dues if not due.done]
-        if not owed:
-            return
+    def _perform(self, delivery: Delivery, holder: Holder) -> bool:
+        if not any(not due.done for due in delivery.dues):
+            return True
         with telemetry.settling(delivery):
-            while owed:
-                due = owed[0]
-                self._perform_one(delivery, due)
-                # A part may add others: a letter in place of a retry.
-                owed = [due for due in delivery.dues if not due.done]
+            try:
+                if not holder.holds(delivery):
+                    return False
+            except Exception as error:  # noqa: BLE001 - whatever it is, nothing is sent for a message that may be gone
+                self._hold(delivery, "asking whether it is still ours", error)
+            # A part may add others, a letter in place of a retry: the list grows while it is walked.
+            for due in delivery.dues:
+                while not due.done:
+                    reach(f"before-{due.name}")
+                    self._perform_one(delivery, due)
+                    reach(f"after-{due.name}")
+        return True
 
     def _perform_one(self, delivery: Delivery, due: Due) -> None:
         try:
             due.perform()
         except Exception as error:  # noqa: BLE001 - whatever it is, the message is not lost over it
             if is_outage(error):
-                self._hold(delivery, due, error)
+                self._hold(delivery, due.name, error)
             due.tries += 1
             if due.tries < TRIES:
                 self.logger.warning(
@@ -143,22 +172,22 @@ class Settlement:
             self._replace(delivery, due, error)
         except BaseException as error:  # noqa: BLE001 - as above
             # An interrupt of somebody else's landed here (H4).  The part may be half done, and can be repeated.
-            self._hold(delivery, due, error)
+            self._hold(delivery, due.name, error)
         due.done = True
 
-    def _hold(self, delivery: Delivery, due: Due, error: BaseException) -> None:
+    def _hold(self, delivery: Delivery, what: str, error: BaseException) -> None:
         delivery.holds += 1
-        telemetry.settlement_held(what=due.name, why=type(error).__name__)
         if delivery.holds == 1:
+            telemetry.settlement_held(what=what, why=type(error).__name__)
             self.logger.warning(
                 "Message %r stays unacked: %s waits until it can be done (%s: %.200s).",
                 delivery.message_id,
-                due.name,
+                what,
                 type(error).__name__,
                 error,
             )
         raise SettlementHeld(
-            f"{due.name} of message {delivery.message_id} cannot be done now: {type(error).__name__}"
+            f"{what} of message {delivery.message_id} cannot be done now: {type(error).__name__}"
         ) from error
 
     def _replace(self, delivery: Delivery, due: Due, error: BaseException) -> None:
@@ -171,6 +200,5 @@ class Settlement:
             due.tries,
             error,
         )
-        due.done = True
         if self.last_resort is not None:
             self.last_resort.give_up(delivery, due, error)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import checks, clock, host
 from .consumer import GuardedConsumer
+from .consumer_thread import Settler
 from .delivery import delivery_of, enter
 from .interrupts import Run
 from .options import look_up
@@ -67,6 +68,21 @@ class Stack:
         )
         self.seam = Seam(layers, decider, self.interrupts, self._arm)
         self.settlement = Settlement(decider, noters, last_resort)
+        self.mourners: tuple[Any, ...] = tuple(m for m in middlewares if hasattr(m, "buried"))
+        self.settler = Settler(self.broker)
+
+    def adopt(self, thread: Any) -> None:
+        """Take over what a consumer thread does with messages at their end."""
+        self.settler.adopt(thread)
+
+    def shut_down(self) -> None:
+        """Shutdown has begun: no settlement is repeated any more."""
+        self.settler.close()
+
+    def after_death(self, delivery: Delivery) -> None:
+        """A message has been nacked; whoever wants to know of it is told."""
+        for mourner in self.mourners:
+            mourner.buried(delivery)
 
     def wrap_consumer(self, consumer: Consumer, queue_name: str) -> Consumer:
         """Put the settle barrier around a consumer of the broker."""

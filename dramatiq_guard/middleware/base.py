@@ -8,12 +8,12 @@ from dramatiq.middleware import Middleware
 
 from ..options import check_actor
 from ..seam import wrap
-from ..wiring import begin, boot
+from ..wiring import begin, boot, stack_of
 
 if TYPE_CHECKING:
     from dramatiq import Actor, Broker
     from dramatiq.broker import MessageProxy
-    from dramatiq.worker import Worker
+    from dramatiq.worker import ConsumerThread, Worker
 
 __all__ = ["GuardMiddleware"]
 
@@ -35,6 +35,12 @@ class GuardMiddleware(Middleware):
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         boot(broker, worker)
+
+    def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
+        stack_of(broker).adopt(thread)
+
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        stack_of(broker).shut_down()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         begin(broker, message)

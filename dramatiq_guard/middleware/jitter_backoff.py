@@ -25,6 +25,7 @@ from ..delivery import CARRIER, Due, Successor, carrier_of, count, delivery_of
 from ..errors import SetupError
 from ..failure_log import LOG_MODES, FailureLog, LogMode
 from ..history import extended, first_failure
+from ..killpoints import reach
 from ..options import look_up, number
 from ..policy.backoff import Backoff
 from ..policy.decision import Counts, Decision, Limits, Step, decide
@@ -264,6 +265,7 @@ class JitterBackoff(GuardMiddleware, Retries):
         delivery.decision = decision
         if decision.step is Step.GIVE_UP:
             message.fail()
+        reach("decided")
         return decision
 
     def _ask_retry_when(
@@ -360,13 +362,11 @@ class JitterBackoff(GuardMiddleware, Retries):
     # -- settling ------------------------------------------------------------------------------------------------------
 
     def note(self, delivery: Delivery) -> None:
-        """Owe the copy, and the message to the actor in ``on_retry_exhausted``."""
+        """Owe the message to the actor in ``on_retry_exhausted``; the copy itself is owed by the settlement."""
         decision = delivery.decision
         if decision is None:
             return
-        if delivery.successor is not None:
-            delivery.dues.append(Due(decision.step.value, lambda: self._send_successor(delivery)))
-        elif decision.reason == "exhausted":
+        if decision.reason == "exhausted":
             broker = delivery.stack.broker
             options = broker.actors[delivery.message.actor_name].options
             target = delivery.options.get("on_retry_exhausted") or options.get("on_retry_exhausted")
@@ -379,13 +379,6 @@ class JitterBackoff(GuardMiddleware, Retries):
                         lambda: broker.get_actor(target).send(delivery.message.asdict(), report),
                     )
                 )
-
-    def _send_successor(self, delivery: Delivery) -> None:
-        successor = delivery.successor
-        if successor is None or delivery.decision is None:
-            return
-        with telemetry.sending(successor.message, kind=delivery.decision.step.value):
-            delivery.stack.broker.enqueue(successor.message, delay=successor.delay)
 
 
 _UNSET: Final = object()

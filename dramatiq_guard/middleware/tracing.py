@@ -102,6 +102,7 @@ class Tracing(GuardMiddleware):
     after_nack = after_ack
 
     def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
+        super().after_consumer_thread_boot(broker, thread)
         telemetry.promotes()
 
     def after_process_boot(self, broker: Broker) -> None:
