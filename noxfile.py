@@ -81,7 +81,7 @@ def _lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """All checks and all tests, with coverage; with arguments for pytest, those tests alone."""
-    _install(session, "all", "test", "lint")
+    _install(session, "all", "test", "libraries", "lint")
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
@@ -97,7 +97,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """The checks of the `tests` session without the tests."""
-    _install(session, "all", "test", "lint")
+    _install(session, "all", "test", "libraries", "lint")
     _lint(session)
 
 
