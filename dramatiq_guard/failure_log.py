@@ -56,7 +56,7 @@ class FailureLog(logging.Filter):
             delivery = peek()
             put_off = delivery is not None and delivery.decision is not None
             return not (put_off and delivery.decision.step in (Step.DEFER, Step.REQUEUE))  # type: ignore[union-attr]
-        if record.msg != host.FAILURE_LOG_TEXT or not record.exc_info or record.exc_info is True:
+        if record.msg != host.FAILURE_LOG_TEXT or not record.exc_info:
             return True
         delivery = peek()
         error = record.exc_info[1]

@@ -125,4 +125,4 @@ def stop_event_loop() -> None:
     if thread is not None:
         thread.stop()
         thread.join(timeout=5)
-        set_event_loop_thread(None)  # type: ignore[arg-type]
+        set_event_loop_thread(None)

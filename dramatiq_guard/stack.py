@@ -47,7 +47,7 @@ def arrange(existing: Sequence[Any], guards: Sequence[GuardMiddleware]) -> list[
     ]
 
 
-def install(broker: Broker, *middlewares: GuardMiddleware, allow_unconfirmed: bool = False) -> None:
+def install(broker: Broker, *middlewares: Any, allow_unconfirmed: bool = False) -> None:
     """Put the stack on a broker: any subset, in any order; each finds its place, and Tracing is added by itself.
 
     Parameters:

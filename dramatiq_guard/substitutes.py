@@ -48,7 +48,7 @@ class SeamTimeLimit(TimeLimit):
     def after_process_message(self, broker: Broker, message: Any, *, result: Any = None, exception: Any = None) -> None:
         """Nothing: the seam has disarmed the limit."""
 
-    def after_skip_message(self, broker: Broker, message: Any) -> None:
+    def after_skip_message(self, broker: Broker, message: Any, *, result: Any = None, exception: Any = None) -> None:
         """Nothing: the seam has disarmed the limit."""
 
 
@@ -77,7 +77,7 @@ class SeamShutdownNotifications(ShutdownNotifications):
     def after_process_message(self, broker: Broker, message: Any, *, result: Any = None, exception: Any = None) -> None:
         """Nothing: the seam has disarmed the notification."""
 
-    def after_skip_message(self, broker: Broker, message: Any) -> None:
+    def after_skip_message(self, broker: Broker, message: Any, *, result: Any = None, exception: Any = None) -> None:
         """Nothing: the seam has disarmed the notification."""
 
 

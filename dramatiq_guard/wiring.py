@@ -52,8 +52,8 @@ class Stack:
 
     def assemble(self) -> None:
         """Collect what the broker's middlewares contribute."""
-        middlewares = self.broker.middleware
         self.interrupts, self._time_limit, self._notifications = substitute(self.broker)
+        middlewares: list[Any] = list(self.broker.middleware)
         layers = tuple(m.around for m in middlewares if hasattr(m, "around"))
         decider: Any = next((m for m in middlewares if hasattr(m, "decide")), None)
         noters = tuple(m for m in reversed(middlewares) if hasattr(m, "note"))
@@ -64,7 +64,7 @@ class Stack:
         )
         #: Takes secrets out of the text of an error; ``None`` where nobody asked for it.
         self.redact_text: Callable[[str], str] | None = next(
-            (m.redaction.text for m in middlewares if getattr(m, "redaction", None) is not None), None
+            (m.redaction.text for m in middlewares if hasattr(m, "redaction")), None
         )
         self.seam = Seam(layers, decider, self.interrupts, self._arm)
         self.settlement = Settlement(decider, noters, last_resort)

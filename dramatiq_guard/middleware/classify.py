@@ -71,7 +71,7 @@ class Classify(GuardMiddleware):
             )
         except (TypeError, ValueError) as error:
             raise SetupError(f"Classify: {error}") from error
-        self.rules = Rules(self.own, builtin=builtin)
+        self.rules = Rules((self.own,), builtin=builtin)
         self._by_actor: dict[str, Rules] = {}
 
     @property
@@ -98,7 +98,7 @@ class Classify(GuardMiddleware):
             )
         except (TypeError, ValueError) as error:
             raise SetupError(f"Actor {actor.actor_name!r}: classify: {error}") from error
-        self._by_actor[actor.actor_name] = Rules((*rules, *self.own), builtin=self.builtin)
+        self._by_actor[actor.actor_name] = Rules((rules, self.own), builtin=self.builtin)
 
     def around(self, delivery: Delivery, proceed: Callable[[], Any]) -> Any:
         """Let the error pass, and write its verdict on the delivery."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dramatiq import Actor
@@ -145,12 +146,7 @@ class DeadLetter(GuardMiddleware):
             marker = replay_marker_of(delivery.options)
             if marker and marker.get("token"):
                 of, token = marker["of"], str(marker["token"])
-                delivery.dues.append(
-                    Due(
-                        "replay_outcome",
-                        lambda: self.store.record_outcome(of, token, "succeeded", now=clock.now()) and None,
-                    )
-                )
+                delivery.dues.append(Due("replay_outcome", partial(self._note_success, of, token)))
 
     def give_up(self, delivery: Delivery, due: Due, error: BaseException) -> None:
         """Make a letter of what could not be settled; of a letter that the store refuses, a log line with all of it."""
@@ -164,12 +160,12 @@ class DeadLetter(GuardMiddleware):
             self._owe_letter(delivery, self._letter(delivery, "unencodable"))
 
     def _owe_letter(self, delivery: Delivery, letter: Letter) -> None:
-        delivery.dues.append(Due("letter", lambda: self._write(letter)))
+        delivery.dues.append(Due("letter", partial(self._write, letter)))
         actor = delivery.stack.broker.actors.get(letter.actor)
         targets = [self.on_dead_letter, actor.options.get("on_dead_letter") if actor is not None else None]
         for target in targets:
             if target is not None:
-                delivery.dues.append(Due("on_dead_letter", lambda target=target: self._tell(delivery, letter, target)))
+                delivery.dues.append(Due("on_dead_letter", partial(self._tell, delivery, letter, target)))
 
     def _letter(self, delivery: Delivery, reason: str) -> Letter:
         message = delivery.message
@@ -228,6 +224,9 @@ class DeadLetter(GuardMiddleware):
                 self.max_letters,
                 purged.never_handled,
             )
+
+    def _note_success(self, letter_id: str, token: str) -> None:
+        self.store.record_outcome(letter_id, token, "succeeded", now=clock.now())
 
     def _tell(self, delivery: Delivery, letter: Letter, target: Any) -> None:
         if not isinstance(target, str | Actor):

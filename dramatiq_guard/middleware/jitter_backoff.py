@@ -123,7 +123,7 @@ class JitterBackoff(GuardMiddleware, Retries):
             )
         except (TypeError, ValueError) as error:
             raise SetupError(f"JitterBackoff: {error}") from error
-        self.max_retries = self.limits.max_retries
+        self.max_retries = self.limits.max_retries  # type: ignore[assignment]  # None is no limit, as in Dramatiq
         self.min_backoff = self.backoff.min_backoff
         self.max_backoff = self.backoff.max_backoff
         self.retry_when = retry_when
@@ -220,8 +220,8 @@ class JitterBackoff(GuardMiddleware, Retries):
         actor = delivery.stack.broker.actors.get(message.actor_name)
         actor_options: Mapping[str, Any] = actor.options if actor is not None else {}
         verdict = delivery.stack.verdict(delivery, error)
-        throws = message.options.get("throws") or actor_options.get("throws")
-        throws = bool(throws) and isinstance(error, throws)
+        kinds: Any = message.options.get("throws") or actor_options.get("throws")
+        throws = bool(kinds) and isinstance(error, kinds)
         limits, backoff = self.plan(actor_options, delivery.options)
         retry_when = None
         if not throws:
