@@ -19,8 +19,9 @@ def main() -> int:
     try:
         from .root import run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in {"click", "rich"}:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in {"click", "rich"}:
             raise
-        sys.stderr.write(f"dramatiq-guard needs {error.name}: run pip install 'dramatiq-guard[cli]'\n")
+        sys.stderr.write(f"dramatiq-guard needs {missing}: run pip install 'dramatiq-guard[cli]'\n")
         return 2
     return run()

@@ -13,6 +13,7 @@ import click
 from ..errors import GuardError, SetupError, StoreUnavailable
 from ..version import __version__
 from .demo import demo
+from .explain import explain
 from .schedule import schedule
 
 __all__ = ["cli", "run"]
@@ -44,7 +45,7 @@ def cli() -> None:
     """
 
 
-for _verb in (demo, schedule):
+for _verb in (demo, explain, schedule):
     cli.add_command(_verb)
 
 

@@ -63,7 +63,7 @@ def _timetable(broker: Broker, name: str) -> tuple[Limits, tuple[Row, ...]]:
     if actor is None:
         known = ", ".join(sorted(broker.actors)) or "it has none"
         raise click.UsageError(f"The broker has no actor {name!r}. Its actors: {known}.")
-    limits, backoff = _backoff_of(broker).plan(actor.options)
+    limits, backoff = _backoff_of(broker).plan(actor.options, {})
     rows = timetable(backoff, _UNLIMITED if limits.max_retries is None else limits.max_retries)
     if limits.retry_for is not None:
         rows = tuple(row for row in rows if row.total_low <= limits.retry_for)

@@ -18,8 +18,6 @@ __all__ = ["MAX_AGE", "PIPELINE"]
 #: Milliseconds after which a coupon is not worth sending.
 MAX_AGE: Final = 100
 
-#: Short, so that the demo is: the first retry comes after about 200 ms.
-_PATIENCE: Final[dict[str, Any]] = {"max_retries": 5, "min_backoff": 200, "max_backoff": 1_000}
 
 _settings = Settings.from_environment()
 
@@ -30,80 +28,80 @@ def _ask(job: str) -> str:
     return job
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def ship(job: str) -> None:
     """Succeeds at once."""
     _ask(job)
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def charge(job: str) -> None:
     """Meets a downstream that is out for a moment."""
     _ask(job)
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def sync_stock(job: str) -> None:
     """Meets a downstream that asks for a wait."""
     _ask(job)
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def import_row(job: str) -> None:
     """Sends what the downstream will never accept."""
     _ask(job)
 
 
-@dramatiq.actor(**_PATIENCE | {"max_retries": 2})
+@dramatiq.actor(max_retries=2)
 def render_report(job: str) -> None:
     """Meets a downstream that is broken for longer than two retries."""
     _ask(job)
 
 
-@dramatiq.actor(max_age=MAX_AGE, **_PATIENCE)
+@dramatiq.actor(max_age=MAX_AGE)
 def send_coupon(job: str) -> None:
     """Must not run late."""
     _ask(job)
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def extract(job: str) -> str:
     """The first stage of a pipeline."""
     return _ask(job).removesuffix(".extract")
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def transform(row: str) -> str:
     """The second stage, which gets what the first returned."""
     _ask(f"{row}.transform")
     return row
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def load(row: str) -> None:
     """The last stage."""
     _ask(f"{row}.load")
 
 
-@dramatiq.actor(on_success="thank", **_PATIENCE)
+@dramatiq.actor(on_success="thank")
 def take_order(job: str) -> None:
     """Has thanks sent when it is done."""
     _ask(job)
 
 
-@dramatiq.actor(on_failure="apologise", **_PATIENCE | {"max_retries": 0})
+@dramatiq.actor(on_failure="apologise", max_retries=0)
 def book_flight(job: str) -> None:
     """Has an apology sent when it fails."""
     _ask(job)
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def thank(message: dict[str, Any], _result: Any) -> None:
     """The success callback."""
     _ask(f"{message['args'][0]}.thank")
 
 
-@dramatiq.actor(**_PATIENCE)
+@dramatiq.actor
 def apologise(message: dict[str, Any], _error: dict[str, str]) -> None:
     """The failure callback."""
     _ask(f"{message['args'][0]}.apologise")

@@ -6,15 +6,20 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
+from .accounting import Letter
+from .plan import job_of
 from .queues import look
 from .report import Group
 
 if TYPE_CHECKING:
     import redis
+    from dramatiq import Broker
 
-    from .accounting import Letter
+    from ..dead_letters.letter import Letter as Stored
+    from ..stores.protocols import DeadLetterStore
+    from ..stores.protocols import Group as StoredGroup
 
-__all__ = ["Graveyard", "StockGraveyard"]
+__all__ = ["Graveyard", "StackGraveyard", "StockGraveyard"]
 
 
 class Graveyard(Protocol):
@@ -54,6 +59,52 @@ class StockGraveyard:
 
     def replay(self, reasons: tuple[str, ...]) -> None:
         """There is nothing in Dramatiq to replay them with."""
+
+
+class StackGraveyard:
+    """The stack's own dead letters.
+
+    Parameters:
+      store(DeadLetterStore): Where they are kept.
+      broker(Broker): Where replays are sent to.
+    """
+
+    def __init__(self, store: DeadLetterStore, broker: Broker) -> None:
+        self._store = store
+        self._broker = broker
+
+    def letters(self) -> list[Letter]:
+        """Read every letter that is dead."""
+        found: list[Letter] = []
+        cursor = None
+        while True:
+            page = self._store.list(limit=500, cursor=cursor)
+            found += (_as_evidence(letter) for letter in page.letters)
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    def groups(self) -> list[Group]:
+        """Group them by fingerprint, as the store does."""
+        return [self._describe(group) for group in self._store.groups()]
+
+    def _describe(self, group: StoredGroup) -> Group:
+        latest = self._store.get(group.latest)
+        error = latest.error if latest else None
+        if error is None:
+            title = f"(no error) actor {', '.join(group.actors)}"
+        else:
+            title = f"{error.type}: {error.message.strip().splitlines()[0] if error.message.strip() else ''}"
+        return Group(group.count, ", ".join(group.reasons), title, group.fingerprint)
+
+    def replay(self, reasons: tuple[str, ...]) -> tuple[int, int] | None:
+        """Replay those that died of these reasons."""
+        raise NotImplementedError
+
+
+def _as_evidence(letter: Stored) -> Letter:
+    error = "" if letter.error is None else f"{letter.error.message}\n{letter.error.traceback}"
+    return Letter(job_of(letter.actor, letter.args), letter.reason, error)
 
 
 def _title(letter: Letter) -> str:

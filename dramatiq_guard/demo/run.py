@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,16 +19,20 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ..errors import StoreUnavailable
+from ..stores import connect
 from ..testing.valkey import PrivateValkey
 from . import accounting
+from .collector import Collector
 from .ledger import read_ledger
-from .letters import Graveyard, StockGraveyard
+from .letters import Graveyard, StackGraveyard, StockGraveyard
 from .plan import after_the_fix
 from .processes import DownstreamProcess, Fleet, ProcessEnded, end, start_producer
 from .progress import Progress, Standing
 from .queues import Contents, look
 from .report import Replayed, Report
 from .settings import Settings
+from .tracing import Span, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,10 +112,19 @@ class _Stage:
         self.valkey.start()
         downstream = DownstreamProcess(self.downstream_ledger)
         started.callback(downstream.close)
-        self.settings = Settings(self.valkey.url, downstream.url(), stock="yes" if stock else "")
+        collector = None if stock else Collector()
+        if collector is not None:
+            started.callback(collector.close)
+        self.settings = Settings(
+            broker=self.valkey.url,
+            downstream=downstream.url(),
+            stock="yes" if stock else "",
+            collector=collector.url if collector is not None else "",
+        )
+        self._collector = collector
         self.client = redis.Redis.from_url(self.valkey.url, retry=Retry(NoBackoff(), 0))
         started.callback(self.client.close)
-        self.graveyard: Graveyard = StockGraveyard(self.client)
+        self.graveyard = self._find_graveyard(started)
         progress.say(f"a Valkey on port {self.valkey.port} and a downstream at {self.settings.downstream} are up")
         self.fleet = Fleet(self.settings, directory / "workers.log")
         started.callback(self.fleet.close)
@@ -118,6 +132,15 @@ class _Stage:
         self.producer: Popen[bytes] = start_producer(self.settings, self.producer_ledger, log)
         started.callback(end, self.producer)
         self._producer_log = log
+
+    def _find_graveyard(self, started: contextlib.ExitStack) -> Graveyard:
+        if self.settings.stock:
+            return StockGraveyard(self.client)
+        from .wiring import wire
+
+        stores = connect(self.settings.broker)
+        started.callback(stores.close)
+        return StackGraveyard(stores.dead_letters, wire(self.settings))
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -144,7 +167,7 @@ class _Stage:
             try:
                 contents = look(self.client)
                 standing = self.standing(contents)
-            except redis.RedisError:
+            except (redis.RedisError, StoreUnavailable):
                 time.sleep(_INTERVAL)  # the broker is away
                 continue
             self.progress.show(standing)
@@ -211,5 +234,15 @@ class _Stage:
         return None
 
     def trace(self) -> tuple[str, ...]:
-        """Draw one trace."""
-        return ()
+        """Draw the trace of one message that was retried before it was served."""
+        if self._collector is None:
+            return ()
+        spans = self._collector.spans
+        return tuple(tree([span for span in spans if span.trace_id == _telling_trace(spans)]))
+
+
+def _telling_trace(spans: list[Span]) -> str:
+    """The trace of a message of the actor `charge` with the most spans: it failed twice, and then was served."""
+    sizes = Counter(span.trace_id for span in spans)
+    told = {span.trace_id for span in spans if span.attributes.get("dramatiq.actor.name") == "charge"}
+    return max(sorted(told), key=lambda trace_id: sizes[trace_id], default="")

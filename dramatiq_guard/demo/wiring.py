@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Retries, default_middleware
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -14,6 +15,9 @@ __all__ = ["HEARTBEAT_TIMEOUT", "wire"]
 
 #: Milliseconds after which a silent worker counts as dead; short, so that the demo need not wait a minute for it.
 HEARTBEAT_TIMEOUT: Final = 3_000
+
+#: The same patience for both, and short, so that the demo is: the first retry comes after about 200 ms.
+_PATIENCE: Final = {"max_retries": 5, "min_backoff": 200, "max_backoff": 1_000}
 
 
 def wire(settings: Settings) -> RedisBroker:
@@ -25,7 +29,10 @@ def wire(settings: Settings) -> RedisBroker:
     Returns:
       RedisBroker: The broker.
     """
-    broker = RedisBroker(url=settings.broker, heartbeat_timeout=HEARTBEAT_TIMEOUT)
+    stock = [kind() for kind in default_middleware if kind is not Retries]
+    broker: RedisBroker = RedisBroker(  # type: ignore[no-untyped-call]
+        url=settings.broker, heartbeat_timeout=HEARTBEAT_TIMEOUT, middleware=[*stock, Retries(**_PATIENCE)]
+    )
     if not settings.stock:
         _add_stack(broker, settings)
     dramatiq.set_broker(broker)
@@ -33,4 +40,13 @@ def wire(settings: Settings) -> RedisBroker:
 
 
 def _add_stack(broker: RedisBroker, settings: Settings) -> None:
-    raise NotImplementedError
+    from dramatiq_guard import Classify, DeadLetter, JitterBackoff, configure_telemetry, connect, install
+
+    if settings.collector:
+        configure_telemetry(endpoint=settings.collector)
+    install(
+        broker,
+        Classify(),
+        JitterBackoff(**_PATIENCE),
+        DeadLetter(connect(settings.broker).dead_letters),
+    )

@@ -1,0 +1,109 @@
+"""The demo as its user sees it: one process, its exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dramatiq_guard.demo.plan import plan
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(150)
+
+PLANNED = {kind: [job for job in plan() if job.kind == kind] for kind in {job.kind for job in plan()}}
+
+
+@dataclass
+class Demo:
+    """A running demo, marked so that whatever it started can be found."""
+
+    process: subprocess.Popen
+    mark: str
+    directory: Path
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for its end; gives its exit code and what it printed."""
+        out, err = self.process.communicate(timeout=120)
+        assert "Traceback" not in err
+        return self.process.returncode, out
+
+    @property
+    def offspring(self) -> list[int]:
+        """The processes that carry its mark, without itself."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return [pid for pid in found if pid != self.process.pid]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a demo with its temporary files in a directory of its own."""
+    started = []
+
+    def start(*arguments: str) -> Demo:
+        mark = uuid.uuid4().hex
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dramatiq_guard", "demo", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(tmp_path), "DEMO_MARK": mark},
+        )
+        started.append(process)
+        return Demo(process, mark, tmp_path)
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_plain_dramatiq_leaves_deaths_unexplained(start):
+    """On stock Dramatiq every message ends somewhere, but no death has a reason, and the demo says so with exit code 1."""
+    demo = start("--stock", "--json")
+    code, out = demo.finish()
+    document = json.loads(out)
+
+    assert (code, document["mode"], document["accounted"]) == (1, "stock", False)
+    dead = sum(job.ends == "dead" for job in plan())
+    assert document["faults"]["no_reason"] == document["fates"]["dead"] == dead
+    assert document["kinds"]["fine"] == {
+        "messages": len(PLANNED["fine"]),
+        "fates": {"done": len(PLANNED["fine"])},
+        "faults": {},
+        "requests": len(PLANNED["fine"]),
+        "planned": len(PLANNED["fine"]),
+    }
+    assert document["kinds"]["permanent"]["requests"] == 6 * len(PLANNED["permanent"])
+    assert document["replay"] is None
+    assert document["trace"] == []
+    assert demo.offspring == []
+    assert list(demo.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_behind(start, sent):
+    """Ctrl-C in the middle ends every process that was started and removes every file."""
+    demo = start("--stock")
+    # Valkey, downstream, two masters with a worker each, at least.
+    wait_until(lambda: len(demo.offspring) >= 6, timeout=30)
+    demo.process.send_signal(sent)
+    code, _ = demo.finish()
+
+    assert code == 130
+    assert demo.offspring == []
+    assert list(demo.directory.iterdir()) == []
