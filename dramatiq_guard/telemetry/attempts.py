@@ -216,6 +216,7 @@ def _count_down(attempt: Attempt) -> None:
         attempt.instruments.in_flight.add(-1, attempt.attributes)
 
 
+@quiet
 def _clear() -> None:
     """End what an attempt left on this thread whose after hook an interrupt skipped."""
     attempt = here.attempt
