@@ -44,7 +44,7 @@ class GuardedConsumer(Consumer):
     def __next__(self) -> MessageProxy | None:
         message: MessageProxy | None = next(self.inner)
         if message is not None:
-            stamp(message, self)
+            stamp(message, self).stack = self.stack
         return message
 
     def ack(self, message: MessageProxy) -> None:

@@ -113,7 +113,7 @@ class Settlement:
                     f"Message {delivery.message_id} failed after all: it is nacked instead.", again=True
                 )
             for noter in self.noters:
-                noter.note(delivery)
+                self._note(noter, delivery)
             if delivery.successor is not None and delivery.decision is not None:
                 delivery.dues.append(Due(delivery.decision.step.value, lambda: holder.carry_on(delivery)))
             delivery.noted = True
@@ -121,6 +121,19 @@ class Settlement:
             return False
         delivery.settled = True
         return True
+
+    def _note(self, noter: Noter, delivery: Delivery) -> None:
+        try:
+            noter.note(delivery)
+        except Exception:
+            # Nobody's fault but ours; the message itself, and what the others owe, must not hang on it.
+            self.logger.critical(
+                "%r could not say what it owes for message %r: %s",
+                noter,
+                delivery.message_id,
+                delivery.message.asdict(),
+                exc_info=True,
+            )
 
     def _conclude(self, delivery: Delivery) -> bool:
         """Decide what arrives undecided; say whether the message is still to be acked or nacked as it was going to."""

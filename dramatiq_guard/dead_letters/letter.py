@@ -65,7 +65,15 @@ SEARCHED: Final = 16 * 1024
 
 
 def replay_marker_of(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a replay wrote into the options of the message it sent: ``of``, ``n``, ``token``; empty for all others."""
+    """What a replay wrote into the options of the message it sent; empty for all others.
+
+    Parameters:
+      options(Mapping[str, Any]): The options of a message.
+
+    Returns:
+      Mapping[str, Any]: ``of`` (the letter), ``n`` (the how manieth replay), ``token`` (which copy of it), and
+        ``enqueued_at`` (when the message was first enqueued: its own timestamp is that of the replay).
+    """
     carried = options.get(_CARRIER)
     marker = carried.get(_REPLAY) if isinstance(carried, dict) else None
     if isinstance(marker, dict) and isinstance(marker.get("of"), str) and isinstance(marker.get("n"), int):
@@ -308,7 +316,7 @@ class Letter:
         known.setdefault("fingerprint", fingerprint(exception, reason=reason, actor=message["actor_name"]))
         known.setdefault("host", socket.gethostname())
         known.setdefault("pid", getpid())
-        enqueued_at = message["message_timestamp"]
+        enqueued_at = marker.get("enqueued_at", message["message_timestamp"])
         return cls(
             letter_id=letter_id_of(message["message_id"], options),
             message_id=message["message_id"],

@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
+from ..dead_letters.operations import DeadLetters
+from ..stores.protocols import Filter
 from .accounting import Letter
 from .plan import job_of
 from .queues import look
@@ -78,7 +80,7 @@ class StackGraveyard:
         found: list[Letter] = []
         cursor = None
         while True:
-            page = self._store.list(limit=500, cursor=cursor)
+            page = self._store.page(limit=500, cursor=cursor)
             found += (_as_evidence(letter) for letter in page.letters)
             cursor = page.cursor
             if cursor is None:
@@ -99,7 +101,12 @@ class StackGraveyard:
 
     def replay(self, reasons: tuple[str, ...]) -> tuple[int, int] | None:
         """Replay those that died of these reasons."""
-        raise NotImplementedError
+        operations = DeadLetters(self._store, self._broker)
+        reports = [
+            operations.replay(Filter(reason=reason), by="the demo", why="the downstream was fixed")
+            for reason in reasons
+        ]
+        return sum(report.selected for report in reports), sum(len(report.replayed) for report in reports)
 
 
 def _as_evidence(letter: Stored) -> Letter:

@@ -80,7 +80,7 @@ def run(progress: Progress, *, stock: bool = False, mischief: Mischief = Mischie
         started.callback(shutil.rmtree, directory, ignore_errors=True)
         stage = _Stage(started, directory, progress, stock=stock, mischief=mischief)
         progress.say("sending, with a downstream that is down for some, busy for others and strict with the rest")
-        stage.wait(lambda: False)
+        stage.wait()
         accounts = stage.judge(frozenset())
         groups = stage.graveyard.groups()
         replayed = stage.replay()
@@ -158,10 +158,10 @@ class _Stage:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def wait(self, done: Callable[[], bool]) -> None:
+    def wait(self) -> None:
         """Wait until nothing is left in the broker, or nothing has moved for too long."""
         deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline and not done():
+        while time.monotonic() < deadline:
             self.fleet.mend()
             sent = self._sent()
             try:
@@ -229,9 +229,16 @@ class _Stage:
 
     def replay(self) -> Replayed | None:
         """Have the downstream fixed, replay what that cures, and wait for it."""
-        request = urllib.request.Request(f"{self.settings.downstream}/fix", method="POST")  # noqa: S310 - our own URL
-        urllib.request.urlopen(request, timeout=10).close()  # noqa: S310
-        return None
+        fix = urllib.request.Request(f"{self.settings.downstream}/fix", method="POST")  # noqa: S310 - our own URL
+        urllib.request.urlopen(fix, timeout=10).close()  # noqa: S310 - as above
+        letters = self.graveyard.letters()
+        cured = frozenset(letter.job for letter in letters if letter.reason in _CURED)
+        counts = self.graveyard.replay(_CURED)
+        if counts is None:
+            return None
+        self.progress.say(f"the downstream was fixed; {counts[1]} dead letters are replayed")
+        self.wait()
+        return Replayed(counts[0], counts[1], len(letters) - counts[0], tuple(self.judge(cured)))
 
     def trace(self) -> tuple[str, ...]:
         """Draw the trace of one message that was retried before it was served."""
