@@ -9,13 +9,15 @@ import pytest
 from dramatiq_guard.stores.connect import connect
 from dramatiq_guard.stores.protocols import DeadLetterStore
 
+URLS = {
+    "memory": lambda _: "memory://",
+    "redis": lambda request: request.getfixturevalue("redis_url"),
+}
 
-@pytest.fixture(params=["memory", "redis"])
+
+@pytest.fixture(params=URLS)
 def store(request: pytest.FixtureRequest) -> Iterator[DeadLetterStore]:
     """A store of each kind, empty."""
-    if request.param == "memory":
-        stores = connect("memory://")
-    else:
-        stores = connect(request.getfixturevalue("redis_url"))
+    stores = connect(URLS[request.param](request))
     yield stores.dead_letters
     stores.close()

@@ -357,7 +357,7 @@ def test_the_copy_of_a_letter_that_is_gone_may_run(store: Store) -> None:
 
 
 def test_a_replay_that_dies_is_linked_both_ways(store: Store) -> None:
-    """The new letter names the old one, and the old one the new, also when the sender never came to note its sending."""
+    """Each letter names the other, also when the sender never came to note that it had sent."""
     store.put(letter())
     (taken,) = begin(store, "m").letters
     again = death_of_replay(taken, 30)
