@@ -36,8 +36,10 @@ def remove_copies(broker: Broker | None, letters: Sequence[Letter]) -> int:
       int: How many copies were removed.  A broker that cannot be reached is logged: the copies expire by themselves.
     """
     client = _redis_of(broker)
+    if client is None:
+        return 0
     keys = [(*_keys(broker, letter), letter.broker_id) for letter in letters if letter.broker_id]
-    if client is None or not keys:
+    if not keys:
         return 0
     try:
         with client.pipeline(transaction=False) as pipeline:
