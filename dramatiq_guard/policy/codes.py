@@ -20,9 +20,6 @@ __all__ = ["AMQP", "AWS", "ERRNO", "GRPC", "HTTP", "LIMIT", "REDIS", "SMTP", "SQ
 #: into the dead letters, nor may a record that is really gone be asked for twenty times.
 LIMIT = 3
 
-#: No code of any protocol is longer.
-_LONGEST_CODE = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -46,7 +43,7 @@ class By:
     Parameters:
       code(str): ``status``, ``errno`` or ``sqlstate``: what it is called in rule names and by `explain`.
       read: Finds the code on the exception.  May fail in any way.
-      table(Mapping): The meaning of a code, of its hundred (``"5xx"``) or of its class (``"08"``).
+      table(Mapping): The meaning of a code, of its hundred (``"5xx"``) or of an SQLSTATE's class (``"08"``).
       headers: Finds the headers of the response that may say when to try again.  May fail in any way.
     """
 
@@ -57,10 +54,10 @@ class By:
 
     def outcome(self, code: object) -> Outcome | None:
         """What *code* means, or None if the table does not know it."""
-        if isinstance(code, int) and 0 <= code < 10_000:
+        if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 10_000:
             return self.table.get(int(code)) or self.table.get(f"{code // 100}xx")
-        if isinstance(code, str) and len(code) <= _LONGEST_CODE:
-            return self.table.get(code) or self.table.get(code[:2])
+        if isinstance(code, str):
+            return self.table.get(code) or (self.table.get(code[:2]) if len(code) == 5 else None)
         return None
 
 

@@ -92,7 +92,8 @@ class _Look:
         if final:
             return verdict
         if verdict is None and issubclass(type(exc), BaseExceptionGroup):
-            verdict = combine([self.at(part, "part: ", depth + 1) for part in _parts(exc)[:MAX_VISITED]])
+            verdicts = [self.at(part, "part: ", depth + 1) for part in _parts(exc)[:MAX_VISITED]]
+            verdict = combine(verdicts if len(_parts(exc)) <= MAX_VISITED else [*verdicts, None])
         if verdict is not None:
             return self.interruption(exc) or verdict
         cause, context = _beneath(exc)

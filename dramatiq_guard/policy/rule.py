@@ -78,7 +78,7 @@ def compile_rules(
 
     Each element is a class, a qualified class name in a string (the library need not be installed), a predicate
     ``exception -> bool``, or a pair of one of these and its own ``max_retries``, ``min_backoff``, ``max_backoff``,
-    ``backoff`` and ``jitter``.  Where predicates of several kinds say yes, the order is fatal, permanent, defer,
+    ``backoff`` and ``jitter``.  Where predicates of several kinds say yes, the order is fatal, permanent, defer_on,
     retryable.
 
     Example:
@@ -99,7 +99,7 @@ def compile_rules(
     written = (
         (Kind.FATAL, "fatal", fatal),
         (Kind.PERMANENT, "permanent", permanent),
-        (Kind.DEFERRED, "defer", defer),
+        (Kind.DEFERRED, "defer_on", defer),
         (Kind.RETRYABLE, "retryable", retryable),
     )
     rules = [
