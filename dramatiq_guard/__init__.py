@@ -14,7 +14,7 @@ from .middleware.jitter_backoff import JitterBackoff
 from .middleware.tracing import Tracing
 from .policy.explain import explain
 from .stack import install
-from .stores import connect
+from .stores.connect import connect
 from .telemetry import configure_telemetry
 from .version import __version__
 
