@@ -34,7 +34,7 @@ __all__ = ["FLUSH_TIMEOUT", "boot", "configure_telemetry", "flush"]
 #: Milliseconds that the end of a process may spend on handing its telemetry over.
 FLUSH_TIMEOUT: Final = 5_000
 
-_NEEDED: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+_NEEDED: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,8 @@ _meters: tuple[MeterProvider | None, Meters | None] = (None, None)
 def tracer() -> Tracer | None:
     """The tracer of the provider that is set now; ``None`` without an SDK."""
     global _tracer  # noqa: PLW0603 - kept per provider
-    if _first_use is not None:
-        _first_use()
+    if (set_up := _first_use) is not None:
+        set_up()
     provider = trace.get_tracer_provider()
     known, answer = _tracer
     if provider is not known:
@@ -120,8 +120,8 @@ def tracer() -> Tracer | None:
 def meters() -> Meters | None:
     """The instruments of the provider that is set now; ``None`` without an SDK."""
     global _meters  # noqa: PLW0603 - kept per provider
-    if _first_use is not None:
-        _first_use()
+    if (set_up := _first_use) is not None:
+        set_up()
     provider = metrics.get_meter_provider()
     known, answer = _meters
     if provider is not known:

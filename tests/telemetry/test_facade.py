@@ -101,7 +101,7 @@ def test_everything_is_said_in_spans_and_metrics(recorder: Recorder) -> None:
 
 
 def test_metrics_have_no_ids_and_no_texts(recorder: Recorder) -> None:
-    """Nothing unbounded is a metric attribute: no message id, trace, fingerprint, reason in a sentence or error text."""
+    """Nothing unbounded is a metric attribute: no message id, trace, fingerprint, sentence or error text."""
     it = delivery()
     say_everything(it)
 
