@@ -146,7 +146,7 @@ class Rules:
         def own(one: BaseException) -> tuple[Verdict | None, bool]:
             plan = self._plan_of(one)
             verdict = _decided(plan, one)
-            if verdict is None and call_does_not_fit and self.builtin and one is exc:
+            if verdict is None and call_does_not_fit and self.builtin:
                 verdict = Verdict(CALL_DOES_NOT_FIT.kind, "builtin:call-does-not-fit", CALL_DOES_NOT_FIT.why)
             return (None if verdict is None else plan.hinted(verdict, one, now_ms)), plan.final
 

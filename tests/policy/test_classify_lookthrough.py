@@ -138,12 +138,16 @@ def test_cycles_end() -> None:
     raised(first, cause=second)
     raised(second, context=third)
     raised(third, cause=first)
+    parts = [RuntimeError() for _ in range(9)]
+    group = ExceptionGroup("x", parts)
+    for part in parts:
+        raised(part, cause=group)
     itself = RuntimeError()
     itself.__cause__ = itself
     named = ConnectionError()
     named.__cause__ = named
 
-    assert [DEFAULT] * 4 == [classify(exc) for exc in (first, second, third, itself)]
+    assert [DEFAULT] * 6 == [classify(exc) for exc in (first, second, third, itself, group, parts[0])]
     assert "builtin:builtins.ConnectionError" == classify(named).rule
 
 
@@ -253,11 +257,13 @@ def test_a_group_takes_the_longest_wait_and_the_smallest_limit_of_its_parts() ->
     """All of them have to be served."""
     limited = fake("httpx.HTTPStatusError", response=response(404))
     busy = fake("httpx.HTTPStatusError", response=response(503, Retry_After="30"))
-    verdict = classify(ExceptionGroup("x", [limited, busy, ConnectionError()]))
+    patient = KeyError()
+    rules = [(KeyError, {"max_retries": 7})]
+    verdict = classify(ExceptionGroup("x", [limited, busy, ConnectionError(), patient]), retryable=rules)
 
     assert (3, 30_000, None) == (verdict.max_retries, verdict.retry_after, verdict.delay)
     assert "builtin:httpx.HTTPStatusError[status=404]" == verdict.rule
-    assert "3 of 3" in verdict.why
+    assert "4 of 4" in verdict.why
 
 
 def test_a_group_waits_exactly_as_asked_only_if_all_its_parts_ask() -> None:
