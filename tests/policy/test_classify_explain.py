@@ -147,3 +147,11 @@ def test_a_question_that_makes_no_sense_is_refused(
     """With what to write instead."""
     with pytest.raises(error, match=says):
         explain(given, **codes)
+
+
+def test_each_error_is_asked_once() -> None:
+    """Also where the causes go round in a circle."""
+    first = KeyError()
+    raised(first, cause=raised(ValueError(), cause=first))
+
+    assert ("builtins.KeyError", "cause: builtins.ValueError") == explain(first).path
