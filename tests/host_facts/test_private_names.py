@@ -460,16 +460,18 @@ def test_a_failure_is_logged_before_any_after_hook_with_this_text(
     """Private: an unhandled failure is logged by dramatiq.worker.WorkerThread with this text, the message and
     exc_info, before after_process."""
     logged_before: list[int] = []
-    recorder = Recorder().on(
-        "after_process_message", lambda _: logged_before.append(sum(r.levelno == logging.ERROR for r in caplog.records))
+
+    def errors() -> list[logging.LogRecord]:
+        return [r for r in caplog.records if r.name == WORKER_LOGGER and r.levelno == logging.ERROR]
+
+    b = bench(
+        Recorder().on("after_process_message", lambda _: logged_before.append(len(errors()))), Retries(max_retries=0)
     )
-    b = bench(recorder, Retries(max_retries=0))
     b.actor(fail).send()
     b.work()
     b.drain()
 
-    (record,) = (r for r in caplog.records if r.levelno == logging.ERROR)
-    assert WORKER_LOGGER == record.name
+    (record,) = errors()
     assert "Failed to process message %s with unhandled exception." == record.msg
     assert isinstance(record.args, tuple)
     (message,) = record.args
@@ -544,7 +546,7 @@ def test_retry_and_rate_limit_are_not_logged_as_errors(
     b.work()
     b.drain()
 
-    assert [] == [r for r in caplog.records if r.levelno >= logging.ERROR]
+    assert [] == [r for r in caplog.records if r.name == WORKER_LOGGER and r.levelno >= logging.ERROR]
 
 
 def test_a_skip_is_a_warning_with_this_text(bench: BenchMaker, caplog: pytest.LogCaptureFixture) -> None:
