@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dramatiq.broker import Consumer
+from dramatiq.errors import ConnectionClosed
 
 from . import host, telemetry
 from .delivery import delivery_of, enter, peek, stamp
@@ -50,7 +51,7 @@ class GuardedConsumer(Consumer):
     def ack(self, message: MessageProxy) -> None:
         """Settle a message that did not fail, then ack it."""
         delivery = delivery_of(message)
-        if self.stack.settlement.settle(delivery, self) and not delivery.moved:
+        if self.stack.settlement.settle(delivery, self) and not delivery.replaced:
             reach("before-ack")
             self.inner.ack(message)
             reach("after-ack")
@@ -78,13 +79,21 @@ class GuardedConsumer(Consumer):
         """Whether the message is still ours to settle; where a broker cannot say, it is."""
         return True
 
+    def alive(self) -> bool:
+        """Whether what came from this consumer is still ours; where a broker cannot say, it is."""
+        return True
+
     def carry_on(self, delivery: Delivery) -> None:
         """Send the copy that carries a message on: its retry, its deferral, its requeue."""
         successor = delivery.successor
         if successor is None or delivery.decision is None:
             return
-        with telemetry.sending(successor.message, kind=delivery.decision.step.value):
-            self.publish(successor.message, successor.delay)
+        if not delivery.moved:
+            message = self.stack.forks.marked(successor.message)
+            with telemetry.sending(message, kind=delivery.decision.step.value):
+                self.publish(message, successor.delay)
+            delivery.moved = True
+        self.stack.forks.settled(delivery)
 
     def publish(self, message: Message[Any], delay: int | None) -> None:
         """Put a copy of a message on its queue."""
@@ -92,7 +101,9 @@ class GuardedConsumer(Consumer):
 
     def promote(self, message: MessageProxy) -> None:
         """Move a delayed message that has fallen due to its queue."""
-        self.publish(host.promoted(message), None)
+        if not self.alive():
+            raise ConnectionClosed("the connection that this delayed message came over is gone")
+        self.publish(self.stack.forks.marked(host.promoted(message)), None)
         self.inner.ack(message)
 
     def forget(self, delivery: Delivery) -> None:

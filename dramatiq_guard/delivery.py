@@ -39,14 +39,16 @@ class Due:
 
     Parameters:
       name(str): What is owed, for logs and spans: ``retry``, ``letter``, ``on_dead_letter``.
-      perform(Callable[[], None]): Does it; must be safe to call again when it raised.
+      perform(Callable[[], object]): Does it; must be safe to call again when it raised.
+      message(Message | None): The message that is owed, if it is one: what a letter is made of when it cannot be sent.
     """
 
-    __slots__ = ("done", "name", "perform", "tries")
+    __slots__ = ("done", "message", "name", "perform", "tries")
 
-    def __init__(self, name: str, perform: Callable[[], None]) -> None:
+    def __init__(self, name: str, perform: Callable[[], object], message: Message[Any] | None = None) -> None:
         self.name = name
         self.perform = perform
+        self.message = message
         self.done = False
         self.tries = 0
 
@@ -90,6 +92,7 @@ class Delivery:
         "moved",
         "noted",
         "options",
+        "replaced",
         "returned",
         "settled",
         "skipped",
@@ -130,8 +133,10 @@ class Delivery:
         self.noted = False
         self.settled = False
         self.holds = 0
-        #: Written by the consumer: the broker replaced the message by its copy in one step, so there is nothing to ack.
+        #: Written by the consumer: the successor is on its way; and the broker put it in the message's place in one
+        #: step, so that there is nothing left to ack.
         self.moved = False
+        self.replaced = False
         #: Written by Tracing: whatever it keeps for this delivery, and when processing began (ms, monotonic).
         self.span: Any = None
         self.started_at = 0

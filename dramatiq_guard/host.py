@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
-from dramatiq.common import q_name
+from dramatiq.common import dq_name, q_name
+from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import SkipMessage
 from dramatiq.threading import is_gevent_active, raise_thread_exception
+
+from . import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +35,16 @@ __all__ = [
     "kind_of",
     "promoted",
     "publishes_unconfirmed",
+    "rabbitmq_bound_client",
+    "rabbitmq_publish_once",
     "raise_thread_exception",
+    "redis_ack_set",
+    "redis_bound_client",
+    "redis_copy",
+    "redis_maintain",
     "redis_message_id",
+    "redis_messages",
+    "redis_move",
     "skipped_by_age_limit",
     "stop_event_loop",
     "wrap_consume",
@@ -126,3 +138,135 @@ def stop_event_loop() -> None:
         thread.stop()
         thread.join(timeout=5)
         set_event_loop_thread(None)
+
+
+# -- Redis -----------------------------------------------------------------------------------------------------------
+
+#: Takes a message out of this process's ack set and puts its successor on a queue, or does nothing if it is not ours
+#: any more.  It writes the keys that Dramatiq's own dispatch script writes for an ack and an enqueue.
+_MOVE: Final = """
+if redis.call("srem", KEYS[1], ARGV[1]) == 0 then
+    return 0
+end
+redis.call("hdel", KEYS[2], ARGV[1])
+redis.call("hset", KEYS[3], ARGV[2], ARGV[3])
+redis.call("rpush", KEYS[4], ARGV[2])
+return 1
+"""
+
+
+def redis_ack_set(broker: Any, queue_name: str) -> str:
+    """The key of the set of ids that this process has fetched from a queue and not settled."""
+    return f"{broker.namespace}:__acks__.{broker.broker_id}.{queue_name}"
+
+
+def redis_messages(broker: Any, queue_name: str) -> str:
+    """The key of the hash of a queue's message bodies."""
+    return f"{broker.namespace}:{queue_name}.msgs"
+
+
+def redis_copy(message: Message[Any], delay: int | None) -> tuple[Message[Any], str]:
+    """A message as RedisBroker.enqueue would write it, and the queue or delay queue that it goes to."""
+    options: dict[str, Any] = {"redis_message_id": str(uuid4())}
+    queue_name = message.queue_name
+    if delay is not None:
+        queue_name = dq_name(queue_name)
+        options["eta"] = clock.now() + delay
+    return message.copy(queue_name=queue_name, options=options), queue_name
+
+
+def redis_move(
+    broker: Any, from_queue: str, redis_message_id: str, to_queue: str, new_redis_message_id: str, body: bytes
+) -> bool:
+    """Replace a message that this process holds by its successor, in one step.
+
+    Returns:
+      bool: Whether it was still held.
+    """
+    script = broker.__dict__.get("_dramatiq_guard_move")
+    if script is None:
+        script = broker.__dict__["_dramatiq_guard_move"] = broker.client.register_script(_MOVE)
+    keys = [
+        redis_ack_set(broker, from_queue),
+        redis_messages(broker, from_queue),
+        redis_messages(broker, to_queue),
+        f"{broker.namespace}:{to_queue}",
+    ]
+    return bool(script(keys=keys, args=[redis_message_id, new_redis_message_id, body]))
+
+
+def redis_maintain(broker: Any, queue_name: str) -> None:
+    """Write this process's heartbeat, and return to the queue what dead workers held of it.
+
+    Any command does both when the script is told to; one that it does not know does nothing else.
+    """
+    broker.scripts["dispatch"](
+        args=[
+            "maintain",
+            clock.now(),
+            queue_name,
+            broker.broker_id,
+            broker.heartbeat_timeout,
+            broker.dead_message_ttl,
+            1,
+            broker._max_unpack_size(),
+        ],
+        keys=[broker.namespace],
+    )
+
+
+def redis_bound_client(broker: Any) -> None:
+    """Give the broker's client timeouts where it has none, and take its hidden retries away.
+
+    A reply that is lost makes a client that retries by itself send a command again, up to ten times, behind the back of
+    whoever counts.
+    """
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    pool = broker.client.connection_pool
+    for name, seconds in (("socket_timeout", 5), ("socket_connect_timeout", 2)):
+        if pool.connection_kwargs.get(name) is None:
+            pool.connection_kwargs[name] = seconds
+    broker.client.set_retry(Retry(NoBackoff(), 0))
+    pool.disconnect(inuse_connections=False)
+
+
+# -- RabbitMQ --------------------------------------------------------------------------------------------------------
+
+
+def rabbitmq_bound_client(broker: Any) -> None:
+    """Let no publish wait for ever on a server that has run out of memory."""
+    parameters = broker.parameters if isinstance(broker.parameters, list) else [broker.parameters]
+    for each in parameters:
+        if each.blocked_connection_timeout is None:
+            each.blocked_connection_timeout = 10
+
+
+def rabbitmq_publish_once(broker: Any, message: Message[Any], delay: int | None) -> None:
+    """Publish a message as RabbitmqBroker.enqueue does, but once.
+
+    Dramatiq publishes up to six times by itself, so that a confirm that is lost multiplies the copies.
+    """
+    import pika
+
+    canonical = queue_name = message.queue_name
+    if delay is not None:
+        queue_name = dq_name(queue_name)
+        message = message.copy(queue_name=queue_name, options={"eta": clock.now() + delay})
+    try:
+        broker.declare_queue(canonical, ensure=True)
+        broker.emit_before("enqueue", message, delay)
+        broker.channel.basic_publish(
+            exchange="",
+            routing_key=queue_name,
+            body=message.encode(),
+            properties=pika.BasicProperties(delivery_mode=2, priority=message.options.get("broker_priority")),
+            mandatory=broker.confirm_delivery,
+        )
+    except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError) as error:
+        if isinstance(error, pika.exceptions.UnroutableError):
+            broker.queues_pending.add(q_name(queue_name))
+        del broker.connection
+        raise ConnectionClosed(error) from error
+    broker.emit_after("enqueue", message, delay)

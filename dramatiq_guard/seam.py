@@ -62,6 +62,7 @@ class Seam:
       decider(Decider | None): Who decides what an error leads to; without one, every error goes on as it is.
       interrupts(Interrupts): Who may interrupt the function.
       arm(Callable[[Delivery], Run]): Says what may interrupt this delivery.
+      admit(Callable[[Delivery], bool]): Says whether this copy of the message may run at all.
     """
 
     def __init__(
@@ -70,14 +71,20 @@ class Seam:
         decider: Decider | None,
         interrupts: Interrupts,
         arm: Callable[[Delivery], Run],
+        admit: Callable[[Delivery], bool] = lambda _: True,
     ) -> None:
         self.layers = layers
         self.decider = decider
         self.interrupts = interrupts
         self.arm = arm
+        self.admit = admit
 
     def run(self, delivery: Delivery, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's function for a delivery, inside every layer."""
+        if not self.admit(delivery):
+            delivery.skipped = True
+            delivery.message.options["store_results"] = False
+            raise SkipMessage("another copy of this message has taken its place")
         delivery.entered = True
         delivery.interrupts = run = self.arm(delivery)
 

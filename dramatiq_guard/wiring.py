@@ -13,6 +13,8 @@ from . import checks, clock, host
 from .consumer import GuardedConsumer
 from .consumer_thread import Settler
 from .delivery import delivery_of, enter
+from .followups import FollowUps
+from .forks import Forks
 from .interrupts import Run
 from .options import look_up
 from .policy.rules import Rules
@@ -48,6 +50,8 @@ class Stack:
         self.broker = broker
         self.allow_unconfirmed = False
         self.booted_worker: Worker | None = None
+        self.upkeep: Any = None
+        self.holdings: Any = None
         self.assemble()
 
     def assemble(self) -> None:
@@ -56,7 +60,7 @@ class Stack:
         middlewares: list[Any] = list(self.broker.middleware)
         layers = tuple(m.around for m in middlewares if hasattr(m, "around"))
         decider: Any = next((m for m in middlewares if hasattr(m, "decide")), None)
-        noters = tuple(m for m in reversed(middlewares) if hasattr(m, "note"))
+        noters = (FollowUps(self.broker), *(m for m in reversed(middlewares) if hasattr(m, "note")))
         last_resort: Any = next((m for m in middlewares if hasattr(m, "give_up")), None)
         classifier: Any = next((m for m in middlewares if hasattr(m, "verdict")), None)
         self.verdict: Callable[[Delivery, BaseException], Verdict] = (
@@ -66,10 +70,43 @@ class Stack:
         self.redact_text: Callable[[str], str] | None = next(
             (m.redaction.text for m in middlewares if hasattr(m, "redaction")), None
         )
-        self.seam = Seam(layers, decider, self.interrupts, self._arm)
+        self.seam = Seam(layers, decider, self.interrupts, self._arm, self._admit)
         self.settlement = Settlement(decider, noters, last_resort)
+        self.undertakers: tuple[Any, ...] = tuple(m for m in middlewares if hasattr(m, "bury_undecodable"))
         self.mourners: tuple[Any, ...] = tuple(m for m in middlewares if hasattr(m, "buried"))
         self.settler = Settler(self.broker)
+        deliveries = [m.deliveries for m in middlewares if getattr(m, "deliveries", None) is not None]
+        self.forks = Forks(deliveries[0] if deliveries else None)
+
+    def start(self) -> None:
+        """Start what runs beside the worker, after the fork."""
+        self.interrupts.start()
+        kind = host.kind_of(self.broker)
+        if kind == "redis":
+            from .redis_consumer import RedisHoldings
+            from .redis_upkeep import RedisUpkeep
+
+            self.holdings = RedisHoldings()
+            host.redis_bound_client(self.broker)
+            self.upkeep = RedisUpkeep(self.broker)
+            self.upkeep.start()
+        elif kind == "rabbitmq":
+            host.rabbitmq_bound_client(self.broker)
+        for middleware in self.broker.middleware:
+            opens = getattr(middleware, "open_letterbox", None)
+            if opens is not None:
+                opens(self.broker)
+
+    def stop(self) -> None:
+        """End what runs beside the worker; it has shut down."""
+        self.interrupts.close()
+        if self.upkeep is not None:
+            self.upkeep.close()
+
+    def bury_undecodable(self, raw: bytes, queue_name: str, broker_id: str, error: BaseException) -> None:
+        """Have a letter written for a message that nobody can decode; without DeadLetter the broker's copy is all."""
+        for undertaker in self.undertakers:
+            undertaker.bury_undecodable(self.broker, raw, queue_name, broker_id, error)
 
     def adopt(self, thread: Any) -> None:
         """Take over what a consumer thread does with messages at their end."""
@@ -86,7 +123,20 @@ class Stack:
 
     def wrap_consumer(self, consumer: Consumer, queue_name: str) -> Consumer:
         """Put the settle barrier around a consumer of the broker."""
+        kind = host.kind_of(self.broker)
+        if kind == "redis":
+            from .redis_consumer import RedisConsumer
+
+            return RedisConsumer(consumer, self, queue_name)
+        if kind == "rabbitmq":
+            from .rabbitmq_consumer import RabbitmqConsumer
+
+            return RabbitmqConsumer(consumer, self, queue_name)
         return GuardedConsumer(consumer, self, queue_name)
+
+    def _admit(self, delivery: Delivery) -> bool:
+        consumer: Any = delivery.consumer
+        return bool(consumer.alive()) and self.forks.admits(delivery)
 
     def _arm(self, delivery: Delivery) -> Run:
         options = self.broker.actors[delivery.message.actor_name].options
@@ -129,7 +179,7 @@ def boot(broker: Broker, worker: Worker) -> None:
         host.stop_event_loop()
         raise
     stack.assemble()
-    stack.interrupts.start()
+    stack.start()
     host.wrap_consume(broker, stack.wrap_consumer)
     stack.booted_worker = worker
 

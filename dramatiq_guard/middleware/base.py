@@ -42,5 +42,8 @@ class GuardMiddleware(Middleware):
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         stack_of(broker).shut_down()
 
+    def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        stack_of(broker).stop()
+
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         begin(broker, message)

@@ -28,6 +28,7 @@ from ..dead_letters.redact import DEFAULT_KEYS, Redaction
 from ..delivery import Due, carrier_of, delivery_of
 from ..errors import Defer, SetupError, StoreUnavailable
 from ..history import attempts, attempts_total
+from ..letterbox import Letterbox
 from ..policy.duration import milliseconds
 from .base import GuardMiddleware
 
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["DeadLetter"]
 
 _DAY: Final = 24 * 60 * 60 * 1000
+
+#: How much is kept of a message that cannot be decoded, in bytes.
+_RAW_LIMIT: Final = 64 * 1024
 
 #: How often, in milliseconds, a process that writes letters looks whether old ones must go.
 _PURGE_EVERY: Final = 60_000
@@ -101,10 +105,15 @@ class DeadLetter(GuardMiddleware):
         self.version = version if version is not None else os.environ.get("DRAMATIQ_GUARD_CODE_VERSION", "")
         self.max_letters = max_letters
         self._purge_after = 0
+        self.letterbox = Letterbox(self._write)
 
     @property
     def actor_options(self) -> set[str]:
         return {"on_dead_letter"}
+
+    def open_letterbox(self, broker: Broker) -> None:
+        """Make ready for a store that is out: letters travel with the messages meanwhile."""
+        self.letterbox.open(broker)
 
     def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
         super().before_declare_actor(broker, actor)
@@ -159,8 +168,31 @@ class DeadLetter(GuardMiddleware):
             delivery.error = error
             self._owe_letter(delivery, self._letter(delivery, "unencodable"))
 
+    def bury_undecodable(
+        self, broker: Broker, raw: bytes, queue_name: str, broker_id: str, error: BaseException
+    ) -> None:
+        """Write the letter of a message that cannot be decoded: what the broker held is all that is known."""
+        now = clock.now()
+        letter = Letter.from_message(
+            {
+                "queue_name": queue_name,
+                "actor_name": "",
+                "args": (),
+                "kwargs": {},
+                "options": {},
+                "message_id": broker_id,
+                "message_timestamp": now,
+            },
+            reason="undecodable",
+            died_at=now,
+            exception=error,
+            raw=raw[:_RAW_LIMIT].decode("utf-8", "backslashreplace"),
+            broker_id=broker_id,
+        )
+        self.letterbox.post(broker, letter)
+
     def _owe_letter(self, delivery: Delivery, letter: Letter) -> None:
-        delivery.dues.append(Due("letter", partial(self._write, letter)))
+        delivery.dues.append(Due("letter", partial(self.letterbox.post, delivery.stack.broker, letter)))
         actor = delivery.stack.broker.actors.get(letter.actor)
         targets = [self.on_dead_letter, actor.options.get("on_dead_letter") if actor is not None else None]
         for target in targets:

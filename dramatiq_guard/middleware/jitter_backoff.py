@@ -24,6 +24,7 @@ from ..dead_letters.letter import Attempt, compact_traceback, summarize_error
 from ..delivery import CARRIER, Due, Successor, carrier_of, count, delivery_of
 from ..errors import SetupError
 from ..failure_log import LOG_MODES, FailureLog, LogMode
+from ..forks import SETTLED, Deliveries
 from ..history import extended, first_failure
 from ..killpoints import reach
 from ..options import look_up, number
@@ -80,6 +81,8 @@ class JitterBackoff(GuardMiddleware, Retries):
       max_interruptions(int | None): How often a shutdown may interrupt a message before it is given up.
       log(str): ``"throttled"`` logs the traceback of each fingerprint once a minute per process and one line for the
         others, ``"traceback"`` every one, ``"summary"`` none.
+      deliveries(DeliveryStore): On RabbitMQ, where copies that a lost confirm left behind are told apart, e.g.
+        ``connect("redis://…").deliveries``; Redis needs none.
 
     Raises:
       SetupError: When an argument is of the wrong type or out of range; names it.
@@ -103,6 +106,7 @@ class JitterBackoff(GuardMiddleware, Retries):
         max_deferrals: int | None = 1000,
         max_interruptions: int | None = 5,
         log: LogMode = "throttled",
+        deliveries: Deliveries | None = None,
     ) -> None:
         self.logger = get_logger(__name__, type(self))
         if log not in LOG_MODES:
@@ -128,6 +132,7 @@ class JitterBackoff(GuardMiddleware, Retries):
         self.max_backoff = self.backoff.max_backoff
         self.retry_when = retry_when
         self.log = log
+        self.deliveries = deliveries
 
     @property
     def actor_options(self) -> set[str]:
@@ -316,6 +321,7 @@ class JitterBackoff(GuardMiddleware, Retries):
             options["retries"] = delivery.retries + 1
             options["requeue_timestamp"] = now
             options["traceback"] = compact_traceback(error, redact=delivery.stack.redact_text)
+        carrier[SETTLED] = count(carrier.get(SETTLED)) + 1
         traceparent = telemetry.current_traceparent()
         if traceparent is not None:
             carrier["prev"] = traceparent

@@ -114,4 +114,5 @@ class Tracing(GuardMiddleware):
         telemetry.boot()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        super().after_worker_shutdown(broker, worker)
         telemetry.flush(self.flush_timeout)

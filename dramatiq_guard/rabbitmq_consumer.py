@@ -1,0 +1,94 @@
+"""A RabbitMQ consumer that settles only what it still holds.
+
+Delivery tags are numbers within one channel.  When a channel is lost, RabbitMQ delivers its messages anew, and on the
+next channel the numbers start again at 1: a stale ack would take another message away.  So a delivery belongs to the
+consumer that it came from, and when that consumer's channel is gone nothing is sent for it: no copy, no letter, no ack.
+
+Publishing is one try with a confirm; a confirm that is lost makes the barrier try again, and the copies that this may
+leave are told apart by their forks (see `forks`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pika.exceptions
+from dramatiq.errors import ConnectionClosed
+from dramatiq.logging import get_logger
+
+from . import host
+from .consumer import GuardedConsumer
+from .delivery import delivery_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dramatiq import Message
+    from dramatiq.broker import Consumer, MessageProxy
+
+    from .delivery import Delivery
+    from .wiring import Stack
+
+__all__ = ["RabbitmqConsumer"]
+
+_T = TypeVar("_T")
+
+
+class RabbitmqConsumer(GuardedConsumer):
+    """Wraps a consumer of Dramatiq's RabbitmqBroker.
+
+    Parameters:
+      inner(Consumer): The broker's own consumer.
+      stack(Stack): The wiring of the broker.
+      queue_name(str): The queue, or delay queue, that it consumes.
+    """
+
+    def __init__(self, inner: Consumer, stack: Stack, queue_name: str) -> None:
+        super().__init__(inner, stack, queue_name)
+        self.logger = get_logger("dramatiq_guard", "rabbitmq_consumer")
+
+    def __next__(self) -> MessageProxy | None:
+        return _reachably(super().__next__)
+
+    def ack(self, message: MessageProxy) -> None:
+        if self._still_holds(message):
+            _reachably(partial(super().ack, message))
+
+    def nack(self, message: MessageProxy) -> None:
+        if self._still_holds(message):
+            _reachably(partial(super().nack, message))
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the channel that delivered the message is still there, and the message not settled on it."""
+        return self.alive() and delivery.message._tag in self.inner.known_tags
+
+    def alive(self) -> bool:
+        """Whether the channel that this consumer's messages came from is open."""
+        return bool(self.inner.connection.is_open and self.inner.channel.is_open)
+
+    def publish(self, message: Message[Any], delay: int | None) -> None:
+        """Publish once, and wait for the confirm; a lost one is for the barrier to try again."""
+        _reachably(partial(host.rabbitmq_publish_once, self.stack.broker, message, delay))
+
+    def close(self) -> None:
+        _reachably(super().close)
+
+    def _still_holds(self, message: MessageProxy) -> bool:
+        delivery = delivery_of(message)
+        if self.holds(delivery):
+            return True
+        self.logger.info(
+            "Message %r came over a channel that is gone: nothing is sent for it, RabbitMQ delivers it again.",
+            message.message_id,
+        )
+        self.forget(delivery)
+        return False
+
+
+def _reachably(call: Callable[[], _T]) -> _T:
+    """Call, and let every error of the protocol count as a lost connection."""
+    try:
+        return call()
+    except pika.exceptions.AMQPError as error:
+        raise ConnectionClosed(error) from error

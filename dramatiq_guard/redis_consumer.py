@@ -1,0 +1,197 @@
+"""A Redis consumer that survives: what it holds is known, moved in one step, and comes back when it is dropped.
+
+Dramatiq's Redis broker keeps the ids that a process has fetched in an ack set of that process.  A message is ours for
+as long as its id is in there, so settling is one script: take the id out of the set and put the successor on its
+queue, or do nothing at all.  A reply that is lost makes the script run again, and the second time it does nothing.
+
+What this process has fetched but no longer holds (a batch that was dropped with its consumer, a fetch whose reply was
+lost) is looked for when a consumer starts, once a minute, and when it closes; it goes back to its queue.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import redis
+from dramatiq.errors import ConnectionClosed, DecodeError
+from dramatiq.logging import get_logger
+
+from . import clock, host, telemetry
+from .consumer import GuardedConsumer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dramatiq import Message
+    from dramatiq.broker import Consumer, MessageProxy
+
+    from .delivery import Delivery
+    from .wiring import Stack
+
+__all__ = ["RedisConsumer", "RedisHoldings"]
+
+_T = TypeVar("_T")
+
+#: How often, in milliseconds, the ack set is compared with what is held.
+_RECLAIM_EVERY: Final = 60_000
+
+
+class RedisHoldings:
+    """What this process holds of each queue: Redis ids of messages that were delivered and not yet settled."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, set[str]] = {}
+
+    def of(self, queue_name: str) -> set[str]:
+        """The ids that are held of a queue or delay queue; adding and discarding is atomic."""
+        return self._ids.setdefault(queue_name, set())
+
+
+class RedisConsumer(GuardedConsumer):
+    """Wraps a consumer of Dramatiq's RedisBroker.
+
+    Parameters:
+      inner(Consumer): The broker's own consumer.
+      stack(Stack): The wiring of the broker.
+      queue_name(str): The queue, or delay queue, that it consumes.
+    """
+
+    def __init__(self, inner: Consumer, stack: Stack, queue_name: str) -> None:
+        super().__init__(inner, stack, queue_name)
+        self.logger = get_logger("dramatiq_guard", "redis_consumer")
+        self.broker: Any = stack.broker
+        self.held = stack.holdings.of(queue_name)
+        self._reclaim_after = 0
+        if host.delay_consumer(queue_name):
+            # Dramatiq drops the delay queue with the consumer that filled it.
+            self.held.clear()
+
+    def __next__(self) -> MessageProxy | None:
+        if not self.inner.message_cache and clock.monotonic() >= self._reclaim_after:
+            _reachably(self.reclaim)
+            self._reclaim_after = clock.monotonic() + _RECLAIM_EVERY
+        try:
+            message: MessageProxy | None = _reachably(super().__next__)
+        except DecodeError as error:
+            _reachably(partial(self._bury, error))
+            return None
+        if message is not None:
+            self.held.add(message.options["redis_message_id"])
+        return message
+
+    def ack(self, message: MessageProxy) -> None:
+        _reachably(partial(super().ack, message))
+        self._release(message)
+
+    def nack(self, message: MessageProxy) -> None:
+        _reachably(partial(super().nack, message))
+        self._release(message)
+
+    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        messages = list(messages)
+        _reachably(partial(super().requeue, messages))
+        for message in messages:
+            self._release(message)
+
+    def close(self) -> None:
+        # Of what was fetched and not yet looked at only the bodies are known; their ids are those that nobody holds.
+        self.inner.message_cache.clear()
+        _reachably(self.reclaim)
+        super().close()
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the message's id is still in this process's ack set."""
+        return bool(
+            _reachably(
+                partial(
+                    self.broker.client.sismember,
+                    host.redis_ack_set(self.broker, self.queue_name),
+                    delivery.message.options["redis_message_id"],
+                )
+            )
+        )
+
+    def carry_on(self, delivery: Delivery) -> None:
+        """Put the successor in the message's place, in one step."""
+        successor = delivery.successor
+        if successor is None or delivery.decision is None:
+            return
+        with telemetry.sending(successor.message, kind=delivery.decision.step.value):
+            # The key is the same at every try: a script that ran although its reply was lost runs no second time.
+            self._move(delivery.message, successor.message, successor.delay)
+        delivery.moved = delivery.replaced = True
+
+    def promote(self, message: MessageProxy) -> None:
+        """Move a delayed message that has fallen due to its queue, in one step."""
+        self._move(message, host.promoted(message), None)
+        self._release(message)
+
+    def reclaim(self) -> int:
+        """Return to the queue what this process fetched and does not hold.
+
+        Returns:
+          int: How many messages went back.
+        """
+        key = host.redis_ack_set(self.broker, self.queue_name)
+        ours = {member.decode() if isinstance(member, bytes) else member for member in self.broker.client.smembers(key)}
+        stranded = sorted(ours - self.held)
+        if not stranded:
+            return 0
+        self.logger.warning(
+            "%d messages of queue %r had been fetched by this process and were held by nobody; they go back.",
+            len(stranded),
+            self.queue_name,
+        )
+        for start in range(0, len(stranded), 500):
+            self.broker.do_requeue(self.queue_name, *stranded[start : start + 500])
+        return len(stranded)
+
+    def _move(self, message: MessageProxy, successor: Message[Any], delay: int | None) -> None:
+        copy, queue_name = host.redis_copy(successor, delay)
+        self.broker.emit_before("enqueue", copy, delay)
+        moved = _reachably(
+            partial(
+                host.redis_move,
+                self.broker,
+                self.queue_name,
+                message.options["redis_message_id"],
+                queue_name,
+                copy.options["redis_message_id"],
+                copy.encode(),
+            )
+        )
+        if moved:
+            self.broker.emit_after("enqueue", copy, delay)
+        else:
+            # Either a try before this one did it and its reply was lost, or another process has taken the message up.
+            self.logger.info("Message %r was not in the ack set any more; nothing was sent for it.", message.message_id)
+
+    def _release(self, message: MessageProxy) -> None:
+        self.held.discard(message.options["redis_message_id"])
+        self.inner.queued_message_ids.discard(message.message_id)
+
+    def _bury(self, error: DecodeError) -> None:
+        """Make a letter of a message that cannot be decoded, so that the rest of its batch goes on."""
+        raw = error.data if isinstance(error.data, bytes) else str(error.data).encode()
+        key = host.redis_ack_set(self.broker, self.queue_name)
+        ids = [member.decode() if isinstance(member, bytes) else member for member in self.broker.client.smembers(key)]
+        ids = [each for each in ids if each not in self.held]
+        bodies = self.broker.client.hmget(host.redis_messages(self.broker, self.queue_name), ids) if ids else []
+        found = [each for each, body in zip(ids, bodies, strict=True) if body == raw]
+        self.logger.error(
+            "A message of queue %r cannot be decoded and becomes a dead letter (%s).",
+            self.queue_name,
+            ", ".join(found) or "it is gone already",
+        )
+        for redis_message_id in found:
+            self.stack.bury_undecodable(raw, self.queue_name, redis_message_id, error)
+            self.broker.do_nack(self.queue_name, redis_message_id)
+
+
+def _reachably(call: Callable[[], _T]) -> _T:
+    """Call, and let every error of Redis count as a lost connection: READONLY and timeouts pass, too."""
+    try:
+        return call()
+    except redis.RedisError as error:
+        raise ConnectionClosed(error) from error
