@@ -12,6 +12,7 @@ import click
 
 from ..errors import GuardError, SetupError, StoreUnavailable
 from ..version import __version__
+from .dead import dead
 from .demo import demo
 from .explain import explain
 from .schedule import schedule
@@ -45,7 +46,7 @@ def cli() -> None:
     """
 
 
-for _verb in (demo, explain, schedule):
+for _verb in (demo, explain, schedule, dead):
     cli.add_command(_verb)
 
 

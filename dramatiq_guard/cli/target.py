@@ -46,4 +46,5 @@ def load_broker(target: str) -> Broker:
         raise click.UsageError(f"{error} Name the broker as for the dramatiq command: module:broker.") from error
     except Exception as error:  # the user's module may raise anything
         raise click.UsageError(f"Importing {module!r} raised {type(error).__name__}: {error}") from error
-    return broker
+    found: Broker = broker
+    return found

@@ -180,7 +180,7 @@ def account(
         # A killed worker's own requests count only where nobody asked again.
         counted = [request for request in mine if request.pid not in killed] or mine
         served = sum(request.status == 200 for request in counted)
-        faults = frozenset(_faults(job, fate, counted, served, letter, tries=len(mine)))
+        faults = frozenset(_faults(job, fate, counted, served, letter, tried=mine))
         accounts.append(Account(job, fate, len(counted), served, faults))
     return accounts
 
@@ -206,7 +206,7 @@ def _fate(
 
 
 def _faults(
-    job: Job, fate: Fate, mine: list[Request], served: int, letter: Letter | None, *, tries: int
+    job: Job, fate: Fate, mine: list[Request], served: int, letter: Letter | None, *, tried: list[Request]
 ) -> Iterable[Fault]:
     match fate:
         case Fate.LOST:
@@ -222,7 +222,7 @@ def _faults(
                 yield Fault.NO_REASON
             elif job.ends == "dead" and letter.reason != job.reason:
                 yield Fault.WRONG_REASON
-            if mine and mine[-1].incident not in letter.evidence:
+            if tried and tried[-1].incident not in letter.evidence:
                 yield Fault.NO_FINAL_ERROR
         case _:
             pass
@@ -230,7 +230,7 @@ def _faults(
         yield Fault.DOUBLED
     if len(mine) > job.requests:
         yield Fault.NEEDLESS
-    if fate is Fate.DEAD and tries < job.requests:
+    if fate is Fate.DEAD and len(tried) < job.requests:
         yield Fault.TOO_FEW
 
 

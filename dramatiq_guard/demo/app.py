@@ -107,4 +107,4 @@ def apologise(message: dict[str, Any], _error: dict[str, str]) -> None:
     _ask(f"{message['args'][0]}.apologise")
 
 
-PIPELINE: Final = (extract, transform, load)
+PIPELINE: Final[tuple[dramatiq.Actor[Any, Any], ...]] = (extract, transform, load)

@@ -92,4 +92,6 @@ def decode(body: bytes) -> Iterator[Span]:
 
 def _value(value: Any) -> str:
     kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return ", ".join(_value(each) for each in value.array_value.values)
     return "" if kind is None else str(getattr(value, kind))

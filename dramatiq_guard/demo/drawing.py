@@ -46,8 +46,8 @@ def draw(report: Report, console: Console) -> None:
         )
     for event in report.events:
         console.print(f"· {event}", highlight=False, markup=False)
-    for line in _verdict(report):
-        console.print(line)
+    for sentence in _verdict(report):
+        console.print(sentence)
 
 
 def _by_kind(accounts: Iterable[Account], title: str) -> Table:

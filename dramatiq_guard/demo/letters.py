@@ -96,7 +96,8 @@ class StackGraveyard:
         if error is None:
             title = f"(no error) actor {', '.join(group.actors)}"
         else:
-            title = f"{error.type}: {error.message.strip().splitlines()[0] if error.message.strip() else ''}"
+            text = error.message.strip().splitlines()
+            title = f"{error.type}: {text[0] if text else ''}"
         return Group(group.count, ", ".join(group.reasons), title, group.fingerprint)
 
     def replay(self, reasons: tuple[str, ...]) -> tuple[int, int] | None:

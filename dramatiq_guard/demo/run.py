@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..errors import StoreUnavailable
-from ..stores import connect
+from ..stores.connect import connect
 from ..testing.valkey import PrivateValkey
 from . import accounting
 from .collector import Collector
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Mischief", "run"]
 
-#: Seconds until messages that are still unsettled count as stuck.
-_PATIENCE: Final = 30.0
+#: Seconds without any movement after which messages that are still unsettled count as stuck; longer than it may take
+#: until a dead worker's messages are given to another one (the heartbeat timeout and 10 s more).
+_PATIENCE: Final = 15.0
 #: Seconds between two looks.
 _INTERVAL: Final = 0.2
 #: The reasons that the fix of the downstream cures.
@@ -160,6 +161,7 @@ class _Stage:
 
     def wait(self) -> None:
         """Wait until nothing is left in the broker, or nothing has moved for too long."""
+        last = None
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             self.fleet.mend()
@@ -173,6 +175,8 @@ class _Stage:
             self.progress.show(standing)
             if sent and contents.unsettled == 0:
                 return
+            if standing != last:
+                last, deadline = standing, time.monotonic() + _PATIENCE
             if sent and self._mischief and standing.refused >= self._mischief[0][0]:
                 self._mischief.pop(0)[1]()
             time.sleep(_INTERVAL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
@@ -17,7 +17,7 @@ __all__ = ["HEARTBEAT_TIMEOUT", "wire"]
 HEARTBEAT_TIMEOUT: Final = 3_000
 
 #: The same patience for both, and short, so that the demo is: the first retry comes after about 200 ms.
-_PATIENCE: Final = {"max_retries": 5, "min_backoff": 200, "max_backoff": 1_000}
+_PATIENCE: Final[dict[str, Any]] = {"max_retries": 5, "min_backoff": 200, "max_backoff": 1_000}
 
 
 def wire(settings: Settings) -> RedisBroker:
@@ -30,7 +30,7 @@ def wire(settings: Settings) -> RedisBroker:
       RedisBroker: The broker.
     """
     stock = [kind() for kind in default_middleware if kind is not Retries]
-    broker: RedisBroker = RedisBroker(  # type: ignore[no-untyped-call]
+    broker: RedisBroker = RedisBroker(
         url=settings.broker, heartbeat_timeout=HEARTBEAT_TIMEOUT, middleware=[*stock, Retries(**_PATIENCE)]
     )
     if not settings.stock:

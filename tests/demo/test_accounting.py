@@ -66,6 +66,14 @@ def test_what_a_killed_worker_asked_for_may_be_asked_for_again():
     assert Fault.DOUBLED in judge(DONE, twice + asked(200, pid=9), killed=frozenset({7}))[1]
 
 
+def test_the_death_that_a_killed_worker_wrote_down_counts():
+    """A letter that was written before the kill names an answer that the killed worker got."""
+    job = Job("a", "exhausted", "render_report", ends="dead", reason="exhausted", requests=2)
+    seen = [*asked(500, pid=8), Request("a", 500, "<a#2>", 7)]
+
+    assert judge(job, seen, [Letter("a", "exhausted", "<a#2>")], killed=frozenset({7})) == (Fate.DEAD, frozenset())
+
+
 def test_a_planned_death_needs_its_reason_and_its_final_error():
     """The letter must give the reason code that was planned and name the answer that ended it."""
     assert judge(DEAD, asked(422), [Letter("a", "permanent", "… <a#1> …")]) == (Fate.DEAD, frozenset())

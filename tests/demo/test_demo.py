@@ -73,7 +73,7 @@ def start(tmp_path):
 
 
 def test_plain_dramatiq_leaves_deaths_unexplained(start):
-    """On stock Dramatiq every message ends somewhere, but no death has a reason, and the demo says so with exit code 1."""
+    """On stock Dramatiq every message ends somewhere, but no death has a reason; the exit code is 1."""
     demo = start("--stock", "--json")
     code, out = demo.finish()
     document = json.loads(out)
@@ -107,3 +107,49 @@ def test_an_interrupted_demo_leaves_nothing_behind(start, sent):
     assert code == 130
     assert demo.offspring == []
     assert list(demo.directory.iterdir()) == []
+
+
+def test_with_the_stack_every_message_is_accounted_for(start):
+    """Served or dead with its reason, after as many requests as planned; replayed after the fix; exit code 0."""
+    demo = start("--json")
+    code, out = demo.finish()
+    document = json.loads(out)
+
+    assert document["misses"] == []
+    assert document["faults"] == {}
+    assert (code, document["accounted"]) == (0, True)
+    for kind, jobs in PLANNED.items():
+        found = document["kinds"][kind]
+        assert found["fates"].get("dead", 0) == sum(job.ends == "dead" for job in jobs)
+        assert found["requests"] == found["planned"]
+    assert {reason for group in document["groups"] for reason in group["reason"].split(", ")} == {
+        job.reason for job in plan() if job.reason
+    }
+    assert sum(group["count"] for group in document["groups"]) == sum(job.ends == "dead" for job in plan())
+    cured = [job for job in plan() if job.reason in {"permanent", "exhausted"}]
+    assert document["replay"]["asked"] == document["replay"]["sent"] == len(cured)
+    assert document["replay"]["fates"] == {
+        "done": len(plan()) - document["replay"]["left"],
+        "dead": document["replay"]["left"],
+        "waiting": 0,
+        "stranded": 0,
+        "lost": 0,
+        "not due": 0,
+    }
+    assert demo.offspring == []
+    assert list(demo.directory.iterdir()) == []
+
+
+def test_one_message_is_shown_as_one_trace(start):
+    """The trace of a message that failed twice shows its sending, each attempt, and each decision."""
+    demo = start()
+    code, out = demo.finish()
+
+    assert code == 0
+    lines = [line.strip() for line in out.partition("One message, one trace:")[2].splitlines()]
+    trace = lines[1 : lines.index("", 1)]
+    assert trace[0].startswith("send default")
+    assert [line for line in trace if "process default" in line][-1].endswith("→ succeeded")
+    assert sum("→ retried" in line for line in trace) == 2
+    assert sum("dramatiq_guard.backoff" in line for line in trace) == 2
+    assert "Every one of 376 messages is accounted for" in out
