@@ -83,9 +83,12 @@ class Settler:
                     queue.put(item)
                     break
                 try:
+                    # Dramatiq acks the delayed copy with its hooks, and gauges lean on them (H10).
+                    self.broker.emit_before("ack", item.message)
                     reach("before-promote")
                     thread.consumer.promote(item.message)
                     reach("after-promote")
+                    self.broker.emit_after("ack", item.message)
                 except BaseException:
                     queue.put(item)
                     raise
