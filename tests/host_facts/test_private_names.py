@@ -27,12 +27,6 @@ BenchMaker = Callable[..., Bench]
 WORKER_LOGGER = "dramatiq.worker.WorkerThread"
 
 
-def test_the_version_is_one_that_these_facts_were_seen_on() -> None:
-    """H19: the facts were seen on Dramatiq 2.2; another minor version deserves a look at its changelog before it is
-    trusted."""
-    assert dramatiq.__version__.split(".")[:2] == ["2", "2"]
-
-
 def test_a_worker_has_consumers_by_queue_and_worker_threads(bench: BenchMaker) -> None:
     """Private: Worker.consumers maps queue names, .DQ included, to ConsumerThreads, and Worker.workers lists
     WorkerThreads, on one work_queue."""
