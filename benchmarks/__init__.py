@@ -1,0 +1,1 @@
+"""What the stack costs, measured against stock Dramatiq: one command per table."""
