@@ -16,6 +16,7 @@ from .dead import dead
 from .demo import demo
 from .explain import explain
 from .schedule import schedule
+from .schema import schema
 
 __all__ = ["cli", "run"]
 
@@ -46,7 +47,7 @@ def cli() -> None:
     """
 
 
-for _verb in (demo, explain, schedule, dead):
+for _verb in (demo, explain, schedule, dead, schema):
     cli.add_command(_verb)
 
 

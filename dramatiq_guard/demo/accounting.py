@@ -92,7 +92,7 @@ class Account:
     Parameters:
       job(Job): The promise.
       fate(Fate): Where it was found.
-      requests(int): How many requests the downstream saw, without those that a killed worker explains.
+      requests(int): How many requests the downstream saw.
       served(int): How many of them it served.
       faults(frozenset[Fault]): What is wrong with that; empty for a promise that was kept.
     """
@@ -160,8 +160,8 @@ def account(
       letters(Iterable[Letter]): What lies in the dead letters.
       waiting(frozenset[str]): The jobs that lie in a queue.
       held(frozenset[str]): The jobs that a worker took from its queue and did not settle.
-      killed(frozenset[int]): The worker processes that were killed on purpose.  What they had asked for is asked for
-        again by whoever gets their messages: such requests are no fault of anybody.
+      killed(frozenset[int]): The worker processes that were killed on purpose.  Each may have died between its work
+        and its ack: that explains one request more, and one service more, for each message that it worked on.
 
     Returns:
       list[Account]: One for each job, in the same order.
@@ -177,11 +177,9 @@ def account(
         letter = dead.get(job.name)
         due = job.after is None or fates.get(job.after) is Fate(job.on)
         fate = fates[job.name] = _fate(job.name, mine, letter, waiting=waiting, held=held, due=due)
-        # A killed worker's own requests count only where nobody asked again.
-        counted = [request for request in mine if request.pid not in killed] or mine
-        served = sum(request.status == 200 for request in counted)
-        faults = frozenset(_faults(job, fate, counted, served, letter, tried=mine))
-        accounts.append(Account(job, fate, len(counted), served, faults))
+        served = sum(request.status == 200 for request in mine)
+        faults = frozenset(_faults(job, fate, mine, letter, killed=killed))
+        accounts.append(Account(job, fate, len(mine), served, faults))
     return accounts
 
 
@@ -206,7 +204,7 @@ def _fate(
 
 
 def _faults(
-    job: Job, fate: Fate, mine: list[Request], served: int, letter: Letter | None, *, tried: list[Request]
+    job: Job, fate: Fate, mine: list[Request], letter: Letter | None, *, killed: frozenset[int]
 ) -> Iterable[Fault]:
     match fate:
         case Fate.LOST:
@@ -222,16 +220,22 @@ def _faults(
                 yield Fault.NO_REASON
             elif job.ends == "dead" and letter.reason != job.reason:
                 yield Fault.WRONG_REASON
-            if tried and tried[-1].incident not in letter.evidence:
+            if mine and mine[-1].incident not in letter.evidence:
                 yield Fault.NO_FINAL_ERROR
         case _:
             pass
-    if served > 1 or (served and letter is not None):
+    served = [request for request in mine if request.status == 200]
+    if len(served) > 1 + _kills(served, killed) or (served and letter is not None):
         yield Fault.DOUBLED
-    if len(mine) > job.requests:
+    if len(mine) > job.requests + _kills(mine, killed):
         yield Fault.NEEDLESS
-    if fate is Fate.DEAD and len(tried) < job.requests:
+    if fate is Fate.DEAD and len(mine) < job.requests:
         yield Fault.TOO_FEW
+
+
+def _kills(mine: list[Request], killed: frozenset[int]) -> int:
+    """How many killed workers were at it: each may have died between its work and its ack, which explains one more."""
+    return len({request.pid for request in mine} & killed)
 
 
 def rows(accounts: Iterable[Account]) -> list[Row]:
