@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dramatiq_guard.dead_letters.letter import STATES, Letter
 from dramatiq_guard.stores.connect import connect
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
+from dramatiq_guard.stores.postgres.schema import apply_schema
 from dramatiq_guard.stores.protocols import DeadLetterStore, Filter
 
 from .letters import T0, death_of_replay, letter
@@ -129,12 +131,22 @@ def plain(each: Letter) -> Letter:
     return replace(each, standing=replace(each.standing, replay=replace(sent, token="")))
 
 
-@pytest.fixture
+@pytest.fixture(params=["redis", "postgres"])
 def emptied_store(request: pytest.FixtureRequest) -> Iterator[tuple[DeadLetterStore, Any]]:
     """A real store, and what empties it."""
-    client = request.getfixturevalue("redis_client")
-    stores = connect(request.getfixturevalue("redis_url"))
-    yield stores.dead_letters, client.flushall
+    if request.param == "redis":
+        stores = connect(request.getfixturevalue("redis_url"))
+        yield stores.dead_letters, request.getfixturevalue("redis_client").flushall
+    else:
+        url = request.getfixturevalue("postgres_url")
+        apply_schema(url)
+        stores = connect(url)
+        tables = ("dead_letters", "cells", "letter_counts", "replay_numbers")
+        with psycopg.connect(url, autocommit=True) as connection:
+            yield (
+                stores.dead_letters,
+                lambda: connection.execute("TRUNCATE " + ", ".join(f"dramatiq_guard.{table}" for table in tables)),
+            )
     stores.close()
 
 
@@ -143,6 +155,6 @@ def test_every_store_moves_as_the_model_does(emptied_store: tuple[DeadLetterStor
     run_state_machine_as_test(
         lambda: Transitions(*emptied_store),
         settings=settings(
-            max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
