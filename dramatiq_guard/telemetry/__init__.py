@@ -13,7 +13,8 @@ docs/telemetry.md has the tables.
 `outcome`     what became of an attempt, in one word
 `exceptions`  an exception as span event or log record
 `steps`       what happens between attempts, and the settle span
-`setup`       `configure_telemetry` and the bounded flush
+`setup`       `configure_telemetry`
+`handover`    the bounded flush
 ============  ==========================================================================
 
 It must not know any middleware, store or broker.
@@ -27,8 +28,9 @@ from opentelemetry.trace import get_current_span
 
 from .attempts import attempt_began, attempt_ended
 from .carrier import traceparent
+from .handover import FLUSH_TIMEOUT, flush
 from .sends import Sending, replaying, send_began, send_ended
-from .setup import FLUSH_TIMEOUT, boot, configure_telemetry, flush
+from .setup import boot, configure_telemetry
 from .signals import here, quiet
 from .steps import (
     ack_began,

@@ -201,37 +201,34 @@ def _count_out(attempt: Attempt, delivery: Delivery, outcome: str | None, error_
 
 
 def _close(attempt: Attempt) -> None:
-    if here.attempt is attempt:
-        here.attempt = None
+    """End the span and leave its context; again, if an interrupt came between."""
     try:
         _count_down(attempt)
-        quiet(attempt.span.end)()
+        if attempt.span.is_recording():
+            quiet(attempt.span.end)()
     finally:
         attempt.detach()
+        if here.attempt is attempt:
+            here.attempt = None
 
 
 @quiet
 def _count_down(attempt: Attempt) -> None:
-    if attempt.instruments is not None:
-        attempt.instruments.in_flight.add(-1, attempt.attributes)
+    instruments, attempt.instruments = attempt.instruments, None
+    if instruments is not None:
+        instruments.in_flight.add(-1, attempt.attributes)
 
 
 @quiet
 def _clear() -> None:
-    """End what an attempt left on this thread whose after hook an interrupt skipped."""
+    """End what an attempt left on this thread whose after hook was skipped, or cut short, by an interrupt."""
     attempt = here.attempt
     if attempt is None:
         return
-    if attempt.ended:  # the interrupt landed in the midst of its end
-        here.attempt = None
-        attempt.span.end()
-        attempt.detach()
-        return
-    attempt.ended = True
-    try:
-        _describe(attempt, "interrupted", None)
-    finally:
-        _close(attempt)
+    if not attempt.ended:
+        attempt.ended = True
+        quiet(_describe)(attempt, "interrupted", None)
+    _close(attempt)
 
 
 def attempt_of(delivery: Delivery) -> Attempt:

@@ -1,4 +1,4 @@
-"""`configure_telemetry`: an SDK that exports by OTLP over HTTP, for applications that have none; and the bounded flush.
+"""`configure_telemetry`: an SDK that exports by OTLP over HTTP, for applications that have none.
 
 The SDK is set up in the process that first needs it, never in the one that calls `configure_telemetry`: a worker
 process when it boots, any other process when it first sends a message.  An SDK set up before a fork hands its children
@@ -19,20 +19,17 @@ from urllib.parse import urlsplit
 
 from opentelemetry import metrics, trace
 
-from .. import clock
 from ..errors import SetupError
 from . import exceptions
-from .signals import complain, logger, on_first_use, quiet, silent
+from .handover import flush_at_exit
+from .signals import logger, on_first_use, quiet, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from opentelemetry.sdk.resources import Resource
 
-__all__ = ["FLUSH_TIMEOUT", "boot", "configure_telemetry", "flush"]
-
-#: Milliseconds that the end of a process may spend on handing its telemetry over.
-FLUSH_TIMEOUT: Final = 5_000
+__all__ = ["boot", "configure_telemetry"]
 
 _NEEDED: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
@@ -116,11 +113,11 @@ def _check_endpoint(endpoint: str) -> None:
 def boot() -> None:
     """Set up in a worker process what `configure_telemetry` was told; nothing without it."""
     if _plan is not None:
-        _set_up(flush_at_exit=False)
+        _set_up(worker=True)
 
 
 @quiet
-def _set_up(*, flush_at_exit: bool = True) -> None:
+def _set_up(*, worker: bool = False) -> None:
     global _done_in  # noqa: PLW0603 - which process has been set up
     if _done_in == os.getpid():
         return
@@ -132,10 +129,13 @@ def _set_up(*, flush_at_exit: bool = True) -> None:
         on_first_use(None)
         os.register_at_fork(after_in_child=_again_in_child)
         resource = _resource(_plan)
-        _set_up_traces(_plan, resource, flush_at_exit)
-        _set_up_metrics(_plan, resource, flush_at_exit)
+        _set_up_traces(_plan, resource)
+        _set_up_metrics(_plan, resource)
         if exceptions.wants_logs():
-            _set_up_logs(_plan, resource, flush_at_exit)
+            _set_up_logs(_plan, resource)
+        if not worker:
+            # The end of a worker flushes by itself, and `atexit` does not run in a fork before Python 3.13.
+            flush_at_exit()
 
 
 def _again_in_child() -> None:
@@ -157,7 +157,7 @@ def _resource(plan: _Plan) -> Resource:
     return Resource.create(attributes)
 
 
-def _set_up_traces(plan: _Plan, resource: Resource, flush_at_exit: bool) -> None:
+def _set_up_traces(plan: _Plan, resource: Resource) -> None:
     if not silent(trace.get_tracer_provider()):
         logger.info("A tracer provider is set already; configure_telemetry() leaves traces to it.")
         return
@@ -165,12 +165,12 @@ def _set_up_traces(plan: _Plan, resource: Resource, flush_at_exit: bool) -> None
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=resource, shutdown_on_exit=flush_at_exit)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(**plan.exporter("traces"))))
     trace.set_tracer_provider(provider)
 
 
-def _set_up_metrics(plan: _Plan, resource: Resource, flush_at_exit: bool) -> None:
+def _set_up_metrics(plan: _Plan, resource: Resource) -> None:
     if not silent(metrics.get_meter_provider()):
         logger.info("A meter provider is set already; configure_telemetry() leaves metrics to it.")
         return
@@ -179,10 +179,10 @@ def _set_up_metrics(plan: _Plan, resource: Resource, flush_at_exit: bool) -> Non
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
     reader = PeriodicExportingMetricReader(OTLPMetricExporter(**plan.exporter("metrics")))
-    metrics.set_meter_provider(MeterProvider([reader], resource=resource, shutdown_on_exit=flush_at_exit))
+    metrics.set_meter_provider(MeterProvider([reader], resource=resource, shutdown_on_exit=False))
 
 
-def _set_up_logs(plan: _Plan, resource: Resource, flush_at_exit: bool) -> None:
+def _set_up_logs(plan: _Plan, resource: Resource) -> None:
     from opentelemetry._logs import get_logger_provider, set_logger_provider
 
     if not silent(get_logger_provider()):
@@ -191,53 +191,6 @@ def _set_up_logs(plan: _Plan, resource: Resource, flush_at_exit: bool) -> None:
     from opentelemetry.sdk._logs import LoggerProvider
     from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 
-    provider = LoggerProvider(resource=resource, shutdown_on_exit=flush_at_exit)
+    provider = LoggerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(**plan.exporter("logs"))))
     set_logger_provider(provider)
-
-
-def flush(timeout_ms: int = FLUSH_TIMEOUT) -> bool:
-    """Hand over what has been recorded, in a bounded time, whatever the SDK and the collector do.
-
-    The SDK's own ``force_flush`` does not keep to its timeout, so each provider's runs in a daemon thread.
-
-    Parameters:
-      timeout_ms(int): The number of milliseconds to wait.
-
-    Returns:
-      bool: Whether all of it was done in time.  It may have been done by giving up: exporters do not say.
-    """
-    try:
-        running = [_start_flush(provider, timeout_ms) for provider in _providers()]
-    except Exception:  # noqa: BLE001 - no thread can be started any more
-        complain("flush")
-        return False
-    deadline = clock.monotonic() + timeout_ms
-    done = [clock.wait(finished, deadline - clock.monotonic()) and not errors for finished, errors in running]
-    return all(done)
-
-
-def _providers() -> list[Callable[..., Any]]:
-    providers: list[Any] = [trace.get_tracer_provider(), metrics.get_meter_provider()]
-    if exceptions.wants_logs():
-        from opentelemetry._logs import get_logger_provider
-
-        providers.append(get_logger_provider())
-    return [provider.force_flush for provider in providers if hasattr(provider, "force_flush")]
-
-
-def _start_flush(force_flush: Callable[..., Any], timeout_ms: int) -> tuple[threading.Event, list[str]]:
-    finished = threading.Event()
-    errors: list[str] = []
-
-    def run() -> None:
-        try:
-            force_flush(timeout_ms)
-        except Exception as error:  # noqa: BLE001 - the meter provider raises when a reader fails
-            errors.append(repr(error))
-            logger.warning("Telemetry could not be flushed: %.500r", error)
-        finally:
-            finished.set()
-
-    threading.Thread(target=run, name="dramatiq-guard-flush", daemon=True).start()
-    return finished, errors

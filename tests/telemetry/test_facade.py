@@ -393,3 +393,60 @@ def test_a_flush_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     break_traces(monkeypatch, Broken())
     caplog.set_level(logging.CRITICAL)
     assert telemetry.flush(10_000) is False
+
+
+def test_an_interrupt_in_the_midst_of_an_end_leaves_nothing_behind(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt that lands in the after hook itself passes through, and the context is left all the same."""
+    it = delivery()
+    telemetry.attempt_began(it)
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attempts, "_close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        telemetry.attempt_ended(it)
+    monkeypatch.undo()
+    monkeypatch.setattr(trace_api, "_TRACER_PROVIDER", recorder.tracer_provider)
+    monkeypatch.setattr(metrics_api, "_METER_PROVIDER", recorder.meter_provider)
+    following = delivery()
+    telemetry.attempt_began(following)
+    telemetry.attempt_ended(following)
+
+    assert [span.attributes["dramatiq_guard.outcome"] for span in recorder.spans] == ["succeeded", "succeeded"]
+    assert trace_api.get_current_span() is trace_api.INVALID_SPAN
+    assert recorder.total("dramatiq_guard.messages.in_flight") == 0
+
+
+def test_an_ack_that_turns_into_a_nack_is_two_spans(recorder: Recorder) -> None:
+    """The barrier repeats the hook, which is one span; a message that turned out to have failed is nacked instead."""
+    it = delivery()
+    telemetry.attempt_began(it)
+    telemetry.attempt_ended(it)
+    for operation in ("ack", "ack", "nack", "nack"):
+        telemetry.ack_began(it, operation)
+    telemetry.ack_ended(it)
+    telemetry.ack_ended(it)
+
+    assert [span.name for span in recorder.spans] == ["process orders", "ack orders", "nack orders"]
+
+
+def test_an_api_without_bucket_advice_still_has_histograms() -> None:
+    """Older versions of the API do not take the bounds of the buckets."""
+
+    made = []
+
+    class OldMeter:
+        def create_counter(self, name: str, *arguments: str) -> None:
+            made.append(name)
+
+        create_up_down_counter = create_counter
+
+        def create_histogram(self, name: str, unit: str, description: str) -> None:
+            made.append(name)
+
+    signals.Meters(OldMeter())  # type: ignore[arg-type]
+
+    assert "messaging.process.duration" in made

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import dramatiq
 import pytest
+import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from dramatiq_guard import configure_telemetry
@@ -64,9 +65,9 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def produce(app: Path, redis_url: str, otlp: str) -> None:
+def produce(app: Path, redis_url: str, otlp: str, **settings: str) -> None:
     """Send six messages from a process of its own, a plain script."""
-    env = {**os.environ, "REDIS_URL": redis_url, "OTLP": otlp}
+    env = {**os.environ, **settings, "REDIS_URL": redis_url, "OTLP": otlp}
     root = str(Path(__file__).resolve().parents[2])
     env["PYTHONPATH"] = root
     subprocess.run([sys.executable, str(app / "shop_app.py")], env=env, check=True, timeout=60)
@@ -196,3 +197,11 @@ def test_configuring_after_the_fact_is_said(request: pytest.FixtureRequest, capl
     configure_telemetry("http://127.0.0.1:10")
 
     assert "came too late" in caplog.text
+
+
+def test_a_producer_ends_though_the_collector_is_down(app: Path, redis_url: str, black_hole: str) -> None:
+    """A script that has sent its messages exits within a bound, and the messages are there."""
+    produce(app, redis_url, black_hole, OTEL_EXPORTER_OTLP_TIMEOUT="300000")
+
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.llen("dramatiq:default") == 6

@@ -7,8 +7,7 @@ import pytest
 from dramatiq.middleware import Retries
 from opentelemetry.trace import StatusCode
 
-from dramatiq_guard import Classify, DeadLetter, Defer, JitterBackoff, Permanent, install
-from dramatiq_guard.stores.connect import connect
+from dramatiq_guard import Classify, DeadLetter, Defer, JitterBackoff, Permanent, connect, install
 from tests.telemetry.conftest import Recorder, working
 
 pytestmark = pytest.mark.usefixtures("recorder")
