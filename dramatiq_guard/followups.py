@@ -64,6 +64,8 @@ class FollowUps:
         message = delivery.message
         if not message.failed:
             return
+        # Failed by a middleware without an error, it went through the hooks of a success: that is not its result.
+        delivery.dues[:] = [due for due in delivery.dues if due.done or due.name != "result"]
         for results in self._results:
             store, ttl = results._lookup_options(delivery.stack.broker, message)
             if store:
