@@ -6,7 +6,8 @@ import re
 
 __all__ = ["masked"]
 
-_USERINFO = re.compile(r"(?<=://)([^@/?#]*?)(:[^@]*)?@")
+#: Up to the last @: a password that was not quoted may hold anything, and too much masked is better than too little.
+_USERINFO = re.compile(r"(?<=://)([^:@/?#]*)(:.*)?@")
 _QUERY = re.compile(r"((?:^|[?&\s])(?:password|passwd|sslpassword)=)[^&\s]*", re.IGNORECASE)
 
 
