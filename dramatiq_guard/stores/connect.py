@@ -49,8 +49,9 @@ def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "drama
             return _postgres(target, schema)
         if scheme == "memory":
             from .memory.dead_letters import MemoryDeadLetters
+            from .memory.deliveries import MemoryDeliveries
 
-            return Stores(dead_letters=MemoryDeadLetters())
+            return Stores(dead_letters=MemoryDeadLetters(), deliveries=MemoryDeliveries())
         raise SetupError(f"no store for {masked(target)!r}: the scheme {scheme!r} is unknown; write {_KNOWN}")
     if hasattr(target, "evalsha"):
         return _redis(target, prefix)
@@ -65,14 +66,20 @@ def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "drama
 def _redis(target: Any, prefix: str) -> Stores:
     from .redis.connection import RedisConnection
     from .redis.dead_letters import RedisDeadLetters
+    from .redis.deliveries import RedisDeliveries
 
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
         raise SetupError(f"prefix must be a name without braces, not {prefix!r}")
-    return Stores(dead_letters=RedisDeadLetters(RedisConnection(target), prefix=prefix))
+    connection = RedisConnection(target)
+    return Stores(
+        dead_letters=RedisDeadLetters(connection, prefix=prefix), deliveries=RedisDeliveries(connection, prefix=prefix)
+    )
 
 
 def _postgres(target: Any, schema: str) -> Stores:
     from .postgres.connection import PostgresConnection
     from .postgres.dead_letters import PostgresDeadLetters
+    from .postgres.deliveries import PostgresDeliveries
 
-    return Stores(dead_letters=PostgresDeadLetters(PostgresConnection(target, schema=schema)))
+    connection = PostgresConnection(target, schema=schema)
+    return Stores(dead_letters=PostgresDeadLetters(connection), deliveries=PostgresDeliveries(connection))

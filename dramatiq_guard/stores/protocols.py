@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 
     from ..dead_letters.letter import Letter
 
-__all__ = ["Begun", "DeadLetterStore", "Filter", "Group", "Page", "Purged", "Ref", "Stores"]
+__all__ = ["Begun", "DeadLetterStore", "DeliveryStore", "Filter", "Group", "Page", "Purged", "Ref", "Stores"]
 
 DAY = 24 * 60 * 60 * 1000
 MAX_AGE = 30 * DAY
 MAX_COUNT = 100_000
+#: Longer than any message is on its way: Dramatiq delays one by 7 days at most.
+DELIVERIES_KEPT = 8 * DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,16 +321,80 @@ class DeadLetterStore(Protocol):
         ...
 
 
+@runtime_checkable
+class DeliveryStore(Protocol):
+    """Remembers how far each message has been settled, and which copy of it runs.
+
+    The record of a message is its *sequence*, how often it has been settled, and the *fork*, the mark of the copy that
+    took this sequence; none, where no copy has arrived yet.  It is kept for 8 days from its last write, longer than
+    Dramatiq's longest delay of 7; after that there is none, as for a message never heard of.  A record is a row or hash
+    of its own, so that more can be noted of a message beside these two.
+
+    Each method is one atomic step and one round trip.  Safe to use from many threads, and from processes forked after
+    the store was made.
+    """
+
+    def claim(self, message_id: str, sequence: int, fork: str, *, now: int) -> bool:
+        """Ask whether a copy of a message may run: of the copies of one sequence, the first that asks.
+
+        Parameters:
+          message_id(str): The message.
+          sequence(int): How often it had been settled when this copy was sent.
+          fork(str): The mark of this copy; the same when it is delivered again.
+          now(int): The time, in UNIX milliseconds.
+
+        Returns:
+          bool: ``True`` if the record has no sequence as high, and so takes this one and the fork; or the same one, and
+            no fork, which then is this, or this very fork.  ``False`` if the message has been settled further, or
+            another fork has the sequence; nothing is written then.
+        """
+        ...
+
+    def advance(self, message_id: str, sequence: int, *, now: int) -> None:
+        """Note that a message has been settled: copies of a lower sequence are stale from now on.
+
+        Parameters:
+          message_id(str): The message.
+          sequence(int): How often it has been settled.  The record takes it, without a fork, if it is higher.
+          now(int): The time, in UNIX milliseconds.
+        """
+        ...
+
+    def purge(self, *, now: int, limit: int = 1_000) -> int:
+        """Remove records that are over, so many at a time; where the server does that by itself, nothing.
+
+        Returns:
+          int: How many were removed; call again if it is the limit.
+        """
+        ...
+
+    def ping(self) -> None:
+        """Make sure that the store answers and is set up.
+
+        Raises:
+          StoreUnavailable: It does not answer.
+          SetupError: It answers, but is not set up.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back this process's connections."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """The stores of one server.
+    """The stores of one server; they share their connections.
 
     Parameters:
       dead_letters(DeadLetterStore): Keeps letters.
+      deliveries(DeliveryStore): Tells the copies of a message apart.
     """
 
     dead_letters: DeadLetterStore
+    deliveries: DeliveryStore
 
     def close(self) -> None:
         """Give back this process's connections."""
         self.dead_letters.close()
+        self.deliveries.close()

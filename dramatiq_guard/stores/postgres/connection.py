@@ -39,11 +39,12 @@ class Queries:
 
     Parameters:
       schema(str): The schema.
+      file(str): The file.
       **parts(str): What stands for ``{name}`` in them.
     """
 
-    def __init__(self, schema: str, **parts: str) -> None:
-        text = (files(__package__) / "queries.sql").read_text("utf-8")
+    def __init__(self, schema: str, *, file: str = "queries.sql", **parts: str) -> None:
+        text = (files(__package__) / file).read_text("utf-8")
         self._texts: dict[str, str] = {}
         for section in re.split(r"^-- (?=\w+ --)", text, flags=re.MULTILINE)[1:]:
             name, _, body = section.partition(" --")

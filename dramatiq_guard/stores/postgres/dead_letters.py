@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from ...dead_letters.letter import DEAD, REPLAYING, Event, Letter, Replay, Standing
-from ...errors import SetupError
 from ..cells import Cell, Tally, clean, decode_cursor, encode_cursor, group
 from ..protocols import DAY, MAX_AGE, MAX_COUNT, Begun, Filter, Group, Page, Purged, Ref
 from .connection import PostgresConnection, Queries
+from .schema import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,18 +232,7 @@ class PostgresDeadLetters:
         return None if found is None else int(found)
 
     def ping(self) -> None:
-        from .schema import latest_version
-
-        ((version,),) = self._connection.rows(
-            "reading the version of the schema",
-            f'SELECT coalesce(max(version), 0) FROM "{self._connection.schema}".schema_steps',  # noqa: S608
-            {},
-        )
-        if version < latest_version():
-            raise SetupError(
-                f"{self._connection.name}: schema {self._connection.schema!r} is at version {version}, and this "
-                f"library needs {latest_version()}; run dramatiq-guard schema apply {self._connection.name}"
-            )
+        check_version(self._connection)
 
     def close(self) -> None:
         self._connection.close()

@@ -7,6 +7,7 @@ from typing import Any
 from ..cells import clean
 from ..protocols import DELIVERIES_KEPT
 from .connection import PostgresConnection, Queries
+from .schema import check_version
 
 __all__ = ["PostgresDeliveries"]
 

@@ -13,7 +13,7 @@ from .connection import PostgresConnection
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SchemaStatus", "Step", "apply_schema", "latest_version", "schema_status"]
+__all__ = ["SchemaStatus", "Step", "apply_schema", "check_version", "latest_version", "schema_status"]
 
 #: Two deploys at once: the second waits.
 _LOCK: Final = 0x6472616D
@@ -71,6 +71,25 @@ def _steps() -> Iterator[Step]:
 def latest_version() -> int:
     """The number of the last step."""
     return steps()[-1].version
+
+
+def check_version(connection: PostgresConnection) -> None:
+    """Make sure that the stores can work on a database.
+
+    Raises:
+      StoreUnavailable: The server cannot be reached.
+      SetupError: A step is missing.
+    """
+    ((version,),) = connection.rows(
+        "reading the version of the schema",
+        f'SELECT coalesce(max(version), 0) FROM "{connection.schema}".schema_steps',  # noqa: S608
+        {},
+    )
+    if version < latest_version():
+        raise SetupError(
+            f"{connection.name}: schema {connection.schema!r} is at version {version}, and this library needs "
+            f"{latest_version()}; run dramatiq-guard schema apply {connection.name}"
+        )
 
 
 def schema_status(target: Any, *, schema: str = "dramatiq_guard") -> SchemaStatus:

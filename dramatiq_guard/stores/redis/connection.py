@@ -43,18 +43,19 @@ _PASSING_TYPES: Final = frozenset(
 
 
 class Script:
-    """A Lua script of ours, with what they share put in front.
+    """A Lua script of ours, with what it shares with others put in front.
 
     Parameters:
       name(str): The file in the folder ``lua``, without its suffix.
+      shared(str): The file that is put in front.
     """
 
     __slots__ = ("name", "sha", "text")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, shared: str = "common") -> None:
         folder = files(__package__) / "lua"
         self.name = name
-        self.text = "\n".join((folder / f"{each}.lua").read_text("utf-8") for each in ("common", name))
+        self.text = "\n".join((folder / f"{each}.lua").read_text("utf-8") for each in (shared, name))
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 

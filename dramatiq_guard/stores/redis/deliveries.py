@@ -36,7 +36,7 @@ class RedisDeliveries:
     def advance(self, message_id: str, sequence: int, *, now: int) -> None:
         self._connection.run(ADVANCE, self._key(message_id), sequence, now, DELIVERIES_KEPT)
 
-    def purge(self, *, now: int, limit: int = 1_000) -> int:  # noqa: ARG002 - the server does it
+    def purge(self, *, now: int, limit: int = 1_000) -> int:  # the server does it
         return 0
 
     def ping(self) -> None:
