@@ -20,13 +20,14 @@ __all__ = ["demo"]
 @click.command(short_help="Send messages into trouble and account for every one.")
 @click.option("--stock", is_flag=True, help="Run the same on plain Dramatiq, and see the difference.")
 @click.option("--json", "json_", is_flag=True, help="Print the outcome as one JSON document.")
-@click.option("--mischief", is_flag=True, hidden=True, help="Restart the broker and kill a worker meanwhile.")
+@click.option("--mischief/--no-mischief", default=True, hidden=True, help="Restart the broker and kill a worker.")
 @click.pass_context
 def demo(context: click.Context, *, stock: bool, json_: bool, mischief: bool) -> None:
     """Start a private Valkey, a flaky downstream and real workers, send a few hundred messages, and say what became of
     every one, by two ledgers that the stack does not write.
 
-    Nothing is left behind. Exit code 0 only if every message is accounted for.
+    Meanwhile a worker is killed and the broker is stopped and started again. Nothing is left behind. Exit code 0 only
+    if every message is accounted for.
     """
     report = _run(stock=stock, mischief=mischief, quiet=json_)
     if json_:

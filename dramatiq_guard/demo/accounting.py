@@ -40,7 +40,7 @@ class Fault(enum.Enum):
     """What is wrong with how a message ended."""
 
     LOST = "lost: not served, not in a queue, not in the dead letters"
-    STRANDED = "stranded: taken by a worker and never worked on"
+    STRANDED = "stranded: taken by a worker, and not worked on for as long as the demo waited"
     STILL_WAITING = "still waiting when the patience ended"
     DOUBLED = "served more than once"
     NOT_DONE = "given up, although the downstream would have served it"

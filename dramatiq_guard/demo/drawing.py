@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 from rich.text import Text
 
-from .accounting import Fate, rows
+from .accounting import Fate, Fault, rows
 from .plan import KINDS
 
 if TYPE_CHECKING:
@@ -118,6 +118,18 @@ def _touched(report: Report) -> list[Account]:
     return [account for account in report.replayed.accounts if account.job.kind in kinds]
 
 
+#: The faults whose messages are named, and how many of them: those that nobody would ever find.
+_NAMED: Final = frozenset({Fault.LOST, Fault.STRANDED, Fault.DOUBLED})
+_SHOWN: Final = 12
+
+
+def _names(report: Report, fault: Fault) -> str:
+    accounts = [*report.accounts, *(report.replayed.accounts if report.replayed is not None else ())]
+    names = list(dict.fromkeys(account.job.name for account in accounts if fault in account.faults))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
 def _verdict(report: Report) -> Iterator[Text]:
     messages = sum(account.fate is not Fate.NOT_DUE for account in report.accounts)
     took = f" ({report.seconds:.0f} s)"
@@ -128,6 +140,8 @@ def _verdict(report: Report) -> Iterator[Text]:
     yield Text(f"{whose} leaves messages unaccounted for{took}:", "bold red")
     for fault, count in report.faults.items():
         yield Text(f"  {count} of {messages}: {fault.value}", "red")
+        if fault in _NAMED:
+            yield Text(f"    {_names(report, fault)}")
     if report.stock:
         yield Text("There is nothing to replay the dead letters with, and no trace of what happened to any message.")
         yield Text("Run it again without --stock to see the difference.")

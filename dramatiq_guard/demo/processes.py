@@ -42,16 +42,18 @@ def end(process: subprocess.Popen[bytes], *, within: float = 8.0) -> None:
       process(subprocess.Popen): The process, leader of its own session.
       within(float): The number of seconds that it is given after SIGTERM.
     """
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(within)
-    # Its children are in its group: an orphaned worker would outlive a master that was killed.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(within)
+    finally:  # a second Ctrl-C cuts the waiting short
+        # Its children are in its group: an orphaned worker would outlive a master that was killed.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 def start_producer(settings: Settings, ledger: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -145,11 +147,11 @@ class Fleet:
 
     def close(self) -> None:
         """End them all: first all are told, then each is waited for."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self._processes:
-            end(process)
+        with contextlib.ExitStack() as ending:  # each is ended whatever becomes of the others
+            for process in self._processes:
+                ending.callback(end, process)
+                if process.poll() is None:
+                    process.terminate()
 
     def __enter__(self) -> Self:
         return self

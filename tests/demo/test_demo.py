@@ -74,7 +74,7 @@ def start(tmp_path):
 
 def test_plain_dramatiq_leaves_deaths_unexplained(start):
     """On stock Dramatiq every message ends somewhere, but no death has a reason; the exit code is 1."""
-    demo = start("--stock", "--json")
+    demo = start("--stock", "--no-mischief", "--json")
     code, out = demo.finish()
     document = json.loads(out)
 
@@ -111,7 +111,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(start, sent):
 
 def test_with_the_stack_every_message_is_accounted_for(start):
     """Served or dead with its reason, after as many requests as planned; replayed after the fix; exit code 0."""
-    demo = start("--json")
+    demo = start("--no-mischief", "--json")
     code, out = demo.finish()
     document = json.loads(out)
 
@@ -142,7 +142,7 @@ def test_with_the_stack_every_message_is_accounted_for(start):
 
 def test_one_message_is_shown_as_one_trace(start):
     """The trace of a message that failed twice shows its sending, each attempt, and each decision."""
-    demo = start()
+    demo = start("--no-mischief")
     code, out = demo.finish()
 
     assert code == 0
@@ -153,3 +153,31 @@ def test_one_message_is_shown_as_one_trace(start):
     assert sum("→ retried" in line for line in trace) == 2
     assert sum("dramatiq_guard.backoff" in line for line in trace) == 2
     assert "Every one of 376 messages is accounted for" in out
+
+
+def test_with_the_stack_nothing_is_lost_when_the_broker_restarts_and_a_worker_is_killed(start):
+    """What the demo does by default: the same account, with a broker that goes away and a worker that dies."""
+    demo = start("--json")
+    code, out = demo.finish()
+    document = json.loads(out)
+
+    assert document["misses"] == []
+    assert document["replay"]["misses"] == []
+    assert (code, document["accounted"]) == (0, True)
+    assert ["killed" in event for event in document["events"]] == [True, False]
+    assert "the broker was stopped" in document["events"][1]
+    assert demo.offspring == []
+
+
+def test_plain_dramatiq_loses_what_a_restart_and_a_kill_touch(start):
+    """The same on stock Dramatiq: messages are lost, or stranded with a worker that is dead or has forgotten them."""
+    demo = start("--stock", "--json")
+    code, out = demo.finish()
+    document = json.loads(out)
+
+    assert (code, document["accounted"]) == (1, False)
+    assert len(document["events"]) == 2
+    assert document["fates"]["lost"] + document["fates"]["stranded"] > 0
+    named = [miss["job"] for miss in document["misses"] if miss["fate"] in {"lost", "stranded"}]
+    assert len(named) == document["fates"]["lost"] + document["fates"]["stranded"]
+    assert demo.offspring == []
