@@ -15,12 +15,15 @@ LAYERS = (
     ("policy",),
     ("errors", "clock", "version"),
     (
-        *("delivery", "options", "history", "host", "interrupts"),
+        *("delivery", "options", "history", "host", "interrupts", "killpoints"),
         *("dead_letters.letter", "dead_letters.evidence", "dead_letters.fingerprint", "dead_letters.redact"),
     ),
     ("telemetry",),
     ("stores",),
-    ("seam", "settlement", "consumer", "checks", "substitutes", "failure_log", "wiring"),
+    (
+        *("seam", "settlement", "consumer", "consumer_thread", "redis_consumer", "redis_upkeep", "rabbitmq_consumer"),
+        *("checks", "substitutes", "failure_log", "followups", "forks", "letterbox", "wiring"),
+    ),
     ("middleware",),
     ("stack", "classified"),
     ("dead_letters", "testing"),
