@@ -22,14 +22,15 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["VARIABLE", "reach"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["VARIABLE", "reach", "reaching"]
 
 VARIABLE: Final = "DRAMATIQ_GUARD_KILL_AT"
-
-_point, _, _times = os.environ.get(VARIABLE, "").partition(":")
-_left = int(_times or 1)
 
 
 def reach(point: str) -> None:
@@ -38,12 +39,39 @@ def reach(point: str) -> None:
     Parameters:
       point(str): The name of this point.
     """
-    if _point and point == _point:
-        _die()
+    if _hook is not None:
+        _hook(point)
 
 
-def _die() -> None:
-    global _left  # noqa: PLW0603 - a countdown of the process
-    _left -= 1
-    if _left <= 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+@contextmanager
+def reaching(hook: Callable[[str], None]) -> Iterator[None]:
+    """Have a function called at every point, for tests that simulate.
+
+    Parameters:
+      hook(Callable[[str], None]): Called with the name of each point that is reached.
+    """
+    global _hook  # noqa: PLW0603 - one for the process, as a kill is
+    before, _hook = _hook, hook
+    try:
+        yield
+    finally:
+        _hook = before
+
+
+def _killer(wanted: str) -> Callable[[str], None] | None:
+    point, _, times = wanted.partition(":")
+    if not point:
+        return None
+    left = int(times or 1)
+
+    def die(reached: str) -> None:
+        nonlocal left
+        if reached == point:
+            left -= 1
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
+
+
+_hook: Callable[[str], None] | None = _killer(os.environ.get(VARIABLE, ""))
