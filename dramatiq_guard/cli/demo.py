@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from ..demo.report import Report
 
 __all__ = ["demo"]
+
+_NEEDED: Final = ("redis", "requests", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
 
 
 @click.command(short_help="Send messages into trouble and account for every one.")
@@ -41,6 +44,9 @@ def demo(context: click.Context, *, stock: bool, json_: bool, mischief: bool) ->
 
 def _run(*, stock: bool, mischief: bool, quiet: bool) -> Report:
     try:
+        # What the demo's processes will need, so that it is missed here and not in their logs.
+        for module in _NEEDED:
+            import_module(module)
         from ..demo.processes import ProcessEnded
         from ..demo.progress import Lines, Live
         from ..demo.run import Mischief, run

@@ -68,3 +68,14 @@ def test_a_missing_extra_is_named_with_its_cure(missing):
 def test_durations_are_written_in_their_two_largest_units(milliseconds, text):
     """Nobody reads 604800000 ms as a week."""
     assert duration(milliseconds) == text
+
+
+@pytest.mark.parametrize("missing", ["redis", "requests", "opentelemetry.sdk"])
+def test_what_the_demo_lacks_is_named_before_it_starts(missing):
+    """The demo extra is asked for by name, with no process started."""
+    program = f"import sys; sys.modules[{missing!r}] = None; from dramatiq_guard.cli import main; sys.exit(main())"
+    outcome = run("-c", program, "demo")
+
+    assert outcome.returncode == 2
+    assert "pip install 'dramatiq-guard[demo]'" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
