@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
 from dramatiq_guard.stores.connect import connect
 from dramatiq_guard.stores.postgres.schema import apply_schema
-from dramatiq_guard.stores.protocols import DeadLetterStore
+from dramatiq_guard.stores.protocols import DeadLetterStore, DeliveryStore, Stores
 
-URLS = {
+URLS: dict[str, Callable[[pytest.FixtureRequest], str]] = {
     "memory": lambda _: "memory://",
     "redis": lambda request: request.getfixturevalue("redis_url"),
     "postgres": lambda request: _with_tables(request.getfixturevalue("postgres_url")),
@@ -23,8 +24,19 @@ def _with_tables(url: str) -> str:
 
 
 @pytest.fixture(params=URLS)
-def store(request: pytest.FixtureRequest) -> Iterator[DeadLetterStore]:
-    """A store of each kind, empty."""
-    stores = connect(URLS[request.param](request))
-    yield stores.dead_letters
-    stores.close()
+def stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
+    """The stores of a server of each kind, empty."""
+    with closing(connect(URLS[request.param](request))) as connected:
+        yield connected
+
+
+@pytest.fixture
+def store(stores: Stores) -> DeadLetterStore:
+    """Its letters."""
+    return stores.dead_letters
+
+
+@pytest.fixture
+def deliveries(stores: Stores) -> DeliveryStore:
+    """Its deliveries."""
+    return stores.deliveries
