@@ -45,6 +45,8 @@ __all__ = [
     "redis_message_id",
     "redis_messages",
     "redis_move",
+    "redis_parts",
+    "redis_send_part",
     "skipped_by_age_limit",
     "stop_event_loop",
     "wrap_consume",
@@ -155,6 +157,25 @@ return 1
 """
 
 
+#: Sends a part of a message's end, if the message is still ours and the part has not been sent before.  What has been
+#: sent is noted beside the message, so that neither a lost reply nor a crash before the ack sends it twice.
+_SEND_PART: Final = """
+if redis.call("sismember", KEYS[1], ARGV[1]) == 0 then
+    return 0
+end
+if redis.call("sadd", KEYS[2], ARGV[2]) == 0 then
+    return 0
+end
+redis.call("pexpire", KEYS[2], ARGV[5])
+redis.call("hset", KEYS[3], ARGV[3], ARGV[4])
+redis.call("rpush", KEYS[4], ARGV[3])
+return 1
+"""
+
+#: How long, in milliseconds, it is noted which parts were sent.  A crashed worker's message comes back long before.
+_PARTS_KEPT: Final = 86_400_000
+
+
 def redis_ack_set(broker: Any, queue_name: str) -> str:
     """The key of the set of ids that this process has fetched from a queue and not settled."""
     return f"{broker.namespace}:__acks__.{broker.broker_id}.{queue_name}"
@@ -195,8 +216,39 @@ def redis_move(
     return bool(script(keys=keys, args=[redis_message_id, new_redis_message_id, body]))
 
 
-def redis_maintain(broker: Any, queue_name: str) -> None:
-    """Write this process's heartbeat, and return to the queue what dead workers held of it.
+def redis_parts(broker: Any, redis_message_id: str) -> str:
+    """The key of the set of parts of a message's end that were sent."""
+    return f"{broker.namespace}:__guard__.{redis_message_id}"
+
+
+def redis_send_part(
+    broker: Any,
+    from_queue: str,
+    redis_message_id: str,
+    part: str,
+    to_queue: str,
+    new_redis_message_id: str,
+    body: bytes,
+) -> bool:
+    """Send a part of a message's end, once.
+
+    Returns:
+      bool: Whether it was sent now.
+    """
+    script = broker.__dict__.get("_dramatiq_guard_send_part")
+    if script is None:
+        script = broker.__dict__["_dramatiq_guard_send_part"] = broker.client.register_script(_SEND_PART)
+    keys = [
+        redis_ack_set(broker, from_queue),
+        redis_parts(broker, redis_message_id),
+        redis_messages(broker, to_queue),
+        f"{broker.namespace}:{to_queue}",
+    ]
+    return bool(script(keys=keys, args=[redis_message_id, part, new_redis_message_id, body, _PARTS_KEPT]))
+
+
+def redis_maintain(broker: Any, queue_name: str, *, reclaiming: bool = True) -> None:
+    """Write this process's heartbeat, and return to the queue what dead workers held of it, if asked to.
 
     Any command does both when the script is told to; one that it does not know does nothing else.
     """
@@ -208,7 +260,7 @@ def redis_maintain(broker: Any, queue_name: str) -> None:
             broker.broker_id,
             broker.heartbeat_timeout,
             broker.dead_message_ttl,
-            1,
+            int(reclaiming),
             broker._max_unpack_size(),
         ],
         keys=[broker.namespace],
