@@ -31,12 +31,16 @@ __all__ = ["SETTLED", "Deliveries", "Forks"]
 SETTLED: Final = "s"
 _FORK: Final = "f"
 
+#: How often, in milliseconds, a process that settles messages has records removed that are over.
+_PURGE_EVERY: Final = 60_000
+
 
 class Deliveries(Protocol):
     """What is asked of a store; see `dramatiq_guard.stores.protocols.DeliveryStore`."""
 
     def claim(self, message_id: str, sequence: int, fork: str, *, now: int) -> bool: ...
     def advance(self, message_id: str, sequence: int, *, now: int) -> None: ...
+    def purge(self, *, now: int) -> int: ...
 
 
 class Forks:
@@ -49,6 +53,7 @@ class Forks:
     def __init__(self, store: Deliveries | None) -> None:
         self.logger = get_logger("dramatiq_guard", "forks")
         self.store = store
+        self._purge_after = 0
 
     def marked(self, message: Message[Any]) -> Message[Any]:
         """The message with a mark of its own, for one publish."""
@@ -84,6 +89,9 @@ class Forks:
         sequence = count(carrier_of(delivery.options).get(SETTLED)) + 1
         try:
             self.store.advance(delivery.message_id, sequence, now=clock.now())
+            if clock.monotonic() >= self._purge_after:
+                self._purge_after = clock.monotonic() + _PURGE_EVERY
+                self.store.purge(now=clock.now())
         except StoreError as error:
             # The successor is sent; holding the original for this would send it again.
             self.logger.warning(
