@@ -95,6 +95,17 @@ class GuardedConsumer(Consumer):
             delivery.moved = True
         self.stack.forks.settled(delivery)
 
+    def send(self, delivery: Delivery, part: str, message: Message[Any], delay: int | None = None) -> None:
+        """Send a message that this delivery's end owes: a callback, the next stage of a pipeline.
+
+        Parameters:
+          delivery(Delivery): Whose end it is.
+          part(str): Which part of it; a broker that can tell sends each part once.
+          message(Message): What to send.
+          delay(int | None): Milliseconds to delay it by.
+        """
+        self.publish(self.stack.forks.marked(message), delay)
+
     def publish(self, message: Message[Any], delay: int | None) -> None:
         """Put a copy of a message on its queue."""
         self.stack.broker.enqueue(message, delay=delay)

@@ -92,6 +92,7 @@ class Delivery:
         "moved",
         "noted",
         "options",
+        "parted",
         "replaced",
         "returned",
         "settled",
@@ -137,6 +138,8 @@ class Delivery:
         #: step, so that there is nothing left to ack.
         self.moved = False
         self.replaced = False
+        #: Written by the consumer: parts of its end were noted at the broker.
+        self.parted = False
         #: Written by Tracing: whatever it keeps for this delivery, and when processing began (ms, monotonic).
         self.span: Any = None
         self.started_at = 0

@@ -102,6 +102,11 @@ def _owe(delivery: Delivery, name: str, perform: Callable[[], Any], message: Mes
         delivery.dues.append(Due(name, perform, message))
 
 
+def _owe_message(delivery: Delivery, name: str, message: Message[Any], delay: int | None = None) -> None:
+    consumer: Any = delivery.consumer
+    _owe(delivery, name, partial(consumer.send, delivery, name, message, delay), message)
+
+
 def _snapshot(message: MessageProxy) -> dict[str, Any]:
     """The message as a callback is told of it, as it is now."""
     return {**message._message.asdict(), "options": dict(message.options)}
@@ -123,7 +128,7 @@ def _callback(
     told = result if exception is None else {"type": type(exception).__name__, "message": str(exception)}
     actor = broker.get_actor(target)
     callback: Message[Any] = actor.message(_snapshot(message), told)
-    _owe(delivery, name, lambda: broker.enqueue(callback), callback)
+    _owe_message(delivery, name, callback)
 
 
 def _next_stage(
@@ -142,12 +147,12 @@ def _next_stage(
     ignore = stage.options.get("pipe_ignore") or broker.get_actor(message.actor_name).options.get("pipe_ignore")
     if not ignore:
         stage = stage.copy(args=(*stage.args, result))
-    _owe(delivery, "pipeline", lambda: broker.enqueue(stage, delay=stage.options.get("delay")), stage)
+    _owe_message(delivery, "pipeline", stage, stage.options.get("delay"))
 
 
 def _group_member(
     group: GroupCallbacks,
-    broker: Broker,
+    broker: Broker,  # noqa: ARG001 - the hook's signature
     message: MessageProxy,
     delivery: Delivery,
     *,
@@ -158,16 +163,17 @@ def _group_member(
     callbacks = message.options.get("group_completion_callbacks")
     if exception is not None or not uuid or not callbacks:
         return
-    arrival = _Arrival(group, broker, uuid, callbacks)
+    arrival = _Arrival(group, delivery, uuid, callbacks)
     _owe(delivery, "group", arrival.perform)
 
 
 class _Arrival:
     """A group member's arrival: counted once, and the callbacks sent once, however often it is tried."""
 
-    def __init__(self, group: GroupCallbacks, broker: Broker, uuid: str, callbacks: list[Any]) -> None:
+    def __init__(self, group: GroupCallbacks, delivery: Delivery, uuid: str, callbacks: list[Any]) -> None:
         self.barrier = Barrier(group.rate_limiter_backend, uuid, ttl=group.barrier_ttl)
-        self.broker = broker
+        self.delivery = delivery
+        self.consumer: Any = delivery.consumer
         self.left: list[Any] | None = None
         self.callbacks = callbacks
 
@@ -175,7 +181,7 @@ class _Arrival:
         if self.left is None:
             self.left = list(self.callbacks) if self.barrier.wait(block=False) else []
         while self.left:
-            self.broker.enqueue(Message(**self.left[0]))
+            self.consumer.send(self.delivery, f"group-{len(self.left)}", Message(**self.left[0]))
             self.left.pop(0)
 
 

@@ -10,6 +10,7 @@ lost) is looked for when a consumer starts, once a minute, and when it closes; i
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,6 +20,7 @@ from dramatiq.logging import get_logger
 
 from . import clock, host, telemetry
 from .consumer import GuardedConsumer
+from .delivery import delivery_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -83,10 +85,12 @@ class RedisConsumer(GuardedConsumer):
     def ack(self, message: MessageProxy) -> None:
         _reachably(partial(super().ack, message))
         self._release(message)
+        self._forget_parts(message)
 
     def nack(self, message: MessageProxy) -> None:
         _reachably(partial(super().nack, message))
         self._release(message)
+        self._forget_parts(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         messages = list(messages)
@@ -121,6 +125,26 @@ class RedisConsumer(GuardedConsumer):
             # The key is the same at every try: a script that ran although its reply was lost runs no second time.
             self._move(delivery.message, successor.message, successor.delay)
         delivery.moved = delivery.replaced = True
+
+    def send(self, delivery: Delivery, part: str, message: Message[Any], delay: int | None = None) -> None:
+        """Send a part of a message's end, once: however often it is tried, and whoever runs the message again."""
+        copy, queue_name = host.redis_copy(message, delay)
+        self.broker.emit_before("enqueue", copy, delay)
+        delivery.parted = True
+        sent = _reachably(
+            partial(
+                host.redis_send_part,
+                self.broker,
+                self.queue_name,
+                delivery.message.options["redis_message_id"],
+                part,
+                queue_name,
+                copy.options["redis_message_id"],
+                copy.encode(),
+            )
+        )
+        if sent:
+            self.broker.emit_after("enqueue", copy, delay)
 
     def promote(self, message: MessageProxy) -> None:
         """Move a delayed message that has fallen due to its queue, in one step."""
@@ -170,6 +194,12 @@ class RedisConsumer(GuardedConsumer):
     def _release(self, message: MessageProxy) -> None:
         self.held.discard(message.options["redis_message_id"])
         self.inner.queued_message_ids.discard(message.message_id)
+
+    def _forget_parts(self, message: MessageProxy) -> None:
+        """Remove the note of the parts that were sent; it would expire by itself."""
+        if delivery_of(message).parted:
+            with suppress(redis.RedisError):
+                self.broker.client.delete(host.redis_parts(self.broker, message.options["redis_message_id"]))
 
     def _bury(self, error: DecodeError) -> None:
         """Make a letter of a message that cannot be decoded, so that the rest of its batch goes on."""

@@ -265,7 +265,8 @@ class DeadLetter(GuardMiddleware):
             target(letter)
             return
         actor = delivery.stack.broker.get_actor(target) if isinstance(target, str) else target
-        actor.send(
+        consumer: Any = delivery.consumer
+        told = actor.message(
             letter.payload,
             {
                 "letter_id": letter.letter_id,
@@ -275,6 +276,7 @@ class DeadLetter(GuardMiddleware):
                 "error": None if letter.error is None else {"type": letter.error.type, "message": letter.error.message},
             },
         )
+        consumer.send(delivery, f"on_dead_letter {actor.actor_name}", told)
 
 
 def _reason(delivery: Delivery) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dramatiq import Message
@@ -379,11 +380,10 @@ class JitterBackoff(GuardMiddleware, Retries):
             if target:
                 limits, _ = self.plan(options, delivery.options)
                 report = {"retries": delivery.retries, "max_retries": limits.max_retries}
+                told: Message[Any] = broker.get_actor(target).message(delivery.message.asdict(), report)
+                consumer: Any = delivery.consumer
                 delivery.dues.append(
-                    Due(
-                        "on_retry_exhausted",
-                        lambda: broker.get_actor(target).send(delivery.message.asdict(), report),
-                    )
+                    Due("on_retry_exhausted", partial(consumer.send, delivery, "on_retry_exhausted", told), told)
                 )
 
 
