@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -184,6 +185,9 @@ class World:
             stack.enter_context(killpoints.reaching(self.reached))
             for name in ("dramatiq.brokers.redis.current_millis", "dramatiq.worker.current_millis"):
                 stack.enter_context(mock.patch(name, self.clock.now))
+            # Ids decide orders, and so must come from the seed, too.
+            for name in ("dramatiq.brokers.redis.uuid4", "dramatiq.message.uuid.uuid4", "dramatiq_guard.host.uuid4"):
+                stack.enter_context(mock.patch(name, self.uuid))
             stack.enter_context(mock.patch("dramatiq.brokers.redis.time.sleep"))
             stack.enter_context(mock.patch.object(Interrupts, "start"))
             stack.enter_context(mock.patch.object(RedisUpkeep, "start"))
@@ -192,6 +196,10 @@ class World:
                 yield
             finally:
                 logging.disable(logging.NOTSET)
+
+    def uuid(self) -> uuid.UUID:
+        """An id that follows from the seed."""
+        return uuid.UUID(int=self.random.getrandbits(128))
 
     # -- the faults -----------------------------------------------------------------------------------------------
 
