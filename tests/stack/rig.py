@@ -257,7 +257,7 @@ def build(kind: str, way: str, url: str | None = None, extra: Iterable[Any] = ()
     limits: Any = RedisRateLimits(url=url) if kind == "redis" else StubRateLimits()
     letters = MemoryDeadLetters()
     watch, meddler = Watch(), Meddler()
-    others = [AsyncIO(), CurrentMessage(), Results(backend=results), GroupCallbacks(limits), watch, meddler, *extra]
+    others = [CurrentMessage(), Results(backend=results), GroupCallbacks(limits), watch, meddler, *extra]
 
     def nothing() -> None:
         return None
@@ -297,7 +297,7 @@ def observe(kind: str, way: str, scenarios: dict[str, Scenario], url: str | None
       dict[str, Any]: An outcome, or an exception, for each.
     """
     before = dramatiq.broker.global_broker
-    rig, put_on = build(kind, way, url)
+    rig, put_on = build(kind, way, url, extra=[AsyncIO()])
     seen: dict[str, Any] = {}
     running: dict[str, Generator[None, None, Any]] = {}
     if way != "late":

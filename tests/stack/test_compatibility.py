@@ -63,7 +63,7 @@ def test_on_redis_the_stack_changes_nothing(on_redis: dict[str, dict[str, Any]],
 
 
 @pytest.fixture(scope="module")
-def on_rabbitmq(rabbitmq: Any) -> Iterator[dict[str, dict[str, Any]]]:
+def on_rabbitmq(rabbitmq: Any) -> dict[str, dict[str, Any]]:
     """The outcomes on RabbitMQ, without and with the stack, each in a virtual host of its own where it can be made."""
     outcomes = {}
     for way in ("stock", "install"):
@@ -73,7 +73,7 @@ def on_rabbitmq(rabbitmq: Any) -> Iterator[dict[str, dict[str, Any]]]:
         outcomes[way] = observe("rabbitmq", way, SCENARIOS, url)
         if private:
             rabbitmq.delete_vhost(name)
-    yield outcomes
+    return outcomes
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
