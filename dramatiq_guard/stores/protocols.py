@@ -20,7 +20,11 @@ discarded  `restore`                     ``dead``
 replayed   `restore`                     ``dead``, if nothing is known to have become of the replay
 replayed,  `put` of another death        ``dead`` again: a copy that no replay sent died later
 discarded
+dead       `withdraw`, if unsettled      (nothing): its message was delivered again, and did not die
 ========== ============================= ===========================================================================
+
+A letter is written before its message is buried by the broker, and a process may die in between.  So `put` also notes
+a new death as *unsettled*, until `settled` says that the message is buried.
 """
 
 from __future__ import annotations
@@ -36,13 +40,26 @@ if TYPE_CHECKING:
 
     from ..dead_letters.letter import Letter
 
-__all__ = ["Begun", "DeadLetterStore", "DeliveryStore", "Filter", "Group", "Page", "Purged", "Ref", "Stores"]
+__all__ = [
+    "Begun",
+    "DeadLetterStore",
+    "DeliveryStore",
+    "Filter",
+    "Group",
+    "Page",
+    "Purged",
+    "Ref",
+    "Stores",
+    "Unsettled",
+]
 
 DAY = 24 * 60 * 60 * 1000
 MAX_AGE = 30 * DAY
 MAX_COUNT = 100_000
 #: Longer than any message is on its way: Dramatiq delays one by 7 days at most.
 DELIVERIES_KEPT = 8 * DAY
+#: After so long no broker delivers a message again whose letter was left unsettled.
+NOTES_KEPT = 8 * DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +129,19 @@ class Ref:
 
     message_timestamp: int
     letter_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A letter whose message may be delivered again.
+
+    Parameters:
+      letter_id(str): The letter.
+      message_id(str): Its message.
+    """
+
+    letter_id: str
+    message_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +215,37 @@ class DeadLetterStore(Protocol):
     """Keeps letters.  Safe to use from many threads, and from processes forked after it was made."""
 
     def put(self, letter: Letter) -> bool:
-        """Write a letter; the same death written again changes nothing.
+        """Write a letter, unsettled; the same death written again changes nothing.
 
         If it is the death of a replay, the letter that was replayed learns of it in the same step.
 
         Returns:
           bool: Whether it was new.
+        """
+        ...
+
+    def settled(self, letter_ids: Sequence[str], *, now: int) -> int:
+        """Note that the messages of these letters are buried: they will not be delivered again.
+
+        Returns:
+          int: How many of them were unsettled.
+        """
+        ...
+
+    def unsettled(self, *, before: int, limit: int = 1_000) -> tuple[Unsettled, ...]:
+        """Read which letters are unsettled, the latest death first.  Notes older than 8 days may be gone.
+
+        Parameters:
+          before(int): Only what died before this time, in UNIX milliseconds.
+          limit(int): How many at most.
+        """
+        ...
+
+    def withdraw(self, letter_id: str, *, now: int) -> bool:
+        """Remove a letter whose message did not die after all: it was delivered again, and went on.
+
+        Returns:
+          bool: Whether it was removed: it was ``dead`` and unsettled still.
         """
         ...
 
@@ -265,7 +320,7 @@ class DeadLetterStore(Protocol):
         ...
 
     def record_outcome(self, letter_id: str, token: str, outcome: str, *, now: int) -> bool:
-        """Note what became of a replay: ``succeeded``.  (Its death is noted by `put`.)
+        """Note what became of a replay: ``succeeded``.  (Its death is noted by `put`, and taken back by this.)
 
         Returns:
           bool: Whether the token held.

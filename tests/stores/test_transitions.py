@@ -102,6 +102,14 @@ class Transitions(RuleBasedStateMachine):
     def lay_aside(self, ids: list[str], verb: str) -> None:
         self.both(verb, [*ids, *(f"{name}~1" for name in ids)], now=self.tick(), by="bob", why="why")
 
+    @rule(ids=batches)
+    def settled(self, ids: list[str]) -> None:
+        self.both("settled", [*ids, *(f"{name}~1" for name in ids)], now=self.tick())
+
+    @rule(name=names, replay=st.sampled_from(["", "~1"]))
+    def withdraw(self, name: str, replay: str) -> None:
+        self.both("withdraw", name + replay, now=self.tick())
+
     @rule(age=st.sampled_from([30, 10_000]), keep=st.sampled_from([1, 3, 100]))
     def purge(self, age: int, keep: int) -> None:
         now = self.tick()
@@ -116,6 +124,10 @@ class Transitions(RuleBasedStateMachine):
             assert (self.model.depth(state), self.model.oldest(state)) == (
                 self.store.depth(state),
                 self.store.oldest(state),
+            )
+        for limit in (2, 100):
+            assert self.model.unsettled(before=self.now, limit=limit) == self.store.unsettled(
+                before=self.now, limit=limit
             )
         for where in (Filter(states=STATES), Filter(actor="x"), Filter(states=STATES, actor="y")):
             ours, theirs = self.model.page(where), self.store.page(where)
@@ -141,7 +153,7 @@ def emptied_store(request: pytest.FixtureRequest) -> Iterator[tuple[DeadLetterSt
         url = request.getfixturevalue("postgres_url")
         apply_schema(url)
         stores = connect(url)
-        tables = ("dead_letters", "cells", "letter_counts", "replay_numbers")
+        tables = ("dead_letters", "cells", "letter_counts", "replay_numbers", "unsettled_letters")
         with psycopg.connect(url, autocommit=True) as connection:
             yield (
                 stores.dead_letters,

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from ...dead_letters.letter import DEAD, DISCARDED, REPLAYED, REPLAYING, Event, Letter, Replay
 from ..cells import Cell, Tally, decode_cursor, encode_cursor, group
-from ..protocols import MAX_AGE, MAX_COUNT, Begun, Filter, Group, Page, Purged, Ref
+from ..protocols import MAX_AGE, MAX_COUNT, NOTES_KEPT, Begun, Filter, Group, Page, Purged, Ref, Unsettled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ class MemoryDeadLetters:
     def __init__(self) -> None:
         self._letters: dict[str, Letter] = {}
         self._numbers: dict[str, int] = {}
+        self._unsettled: dict[str, int] = {}
         self._lock = RLock()
 
     def __repr__(self) -> str:
@@ -39,6 +40,7 @@ class MemoryDeadLetters:
             else:
                 self._letters[letter.letter_id] = replace(Letter.from_json(letter.record()), standing=known.standing)
                 self._move(letter.letter_id, letter.died_at, DEAD, "died again")
+            self._unsettled[letter.letter_id] = letter.died_at
             self._note_death_of_replay(letter)
             return True
 
@@ -48,6 +50,24 @@ class MemoryDeadLetters:
             self._note(parent.letter_id, outcome="died", outcome_at=letter.died_at, died_as=letter.letter_id)
             if parent.state == REPLAYING:
                 self._move(parent.letter_id, letter.died_at, REPLAYED)
+
+    def settled(self, letter_ids: Sequence[str], *, now: int) -> int:
+        with self._lock:
+            return sum(self._unsettled.pop(letter_id, None) is not None for letter_id in letter_ids)
+
+    def unsettled(self, *, before: int, limit: int = 1_000) -> tuple[Unsettled, ...]:
+        with self._lock:
+            found = [(at, letter_id) for letter_id, at in self._unsettled.items() if at < before]
+            found.sort(reverse=True)
+            return tuple(Unsettled(each, self._letters[each].message_id) for _, each in found[:limit])
+
+    def withdraw(self, letter_id: str, *, now: int) -> bool:
+        with self._lock:
+            letter = self._letters.get(letter_id)
+            if letter is None or letter.state != DEAD or letter_id not in self._unsettled:
+                return False
+            self._remove(letter_id)
+            return True
 
     def get(self, letter_id: str) -> Letter | None:
         with self._lock:
@@ -149,7 +169,7 @@ class MemoryDeadLetters:
             letter = self._holding(letter_id, token)
             if letter is None:
                 return False
-            self._note(letter_id, outcome=outcome, outcome_at=now)
+            self._note(letter_id, outcome=outcome, outcome_at=now, died_as=None)
             if letter.state == REPLAYING:
                 self._move(letter_id, now, REPLAYED)
             return True
@@ -186,7 +206,7 @@ class MemoryDeadLetters:
                 if letter.died_at < now - max_age
             )
             aged = [letter_id for _, letter_id in by_age[:limit]]
-            removed = [self._letters.pop(letter_id) for letter_id in aged]
+            removed = [self._remove(letter_id) for letter_id in aged]
             excess = len(self._letters) - max_count - (len(by_age) - len(aged))
             by_count = sorted(
                 (ranks[letter.state], letter.died_at, letter.letter_id)
@@ -194,7 +214,10 @@ class MemoryDeadLetters:
                 if letter.state in ranks and letter.died_at >= now - max_age
             )[: max(0, excess)]
             over = [letter_id for _, _, letter_id in by_count[: limit - len(aged)]]
-            removed += [self._letters.pop(letter_id) for letter_id in over]
+            removed += [self._remove(letter_id) for letter_id in over]
+            for letter_id, at in [*self._unsettled.items()]:
+                if at < now - NOTES_KEPT:
+                    del self._unsettled[letter_id]
         return Purged(
             by_age=len(aged),
             by_count=len(over),
@@ -227,6 +250,10 @@ class MemoryDeadLetters:
                 and (where.text is None or where.text.lower() in letter.searchable)
             ):
                 yield letter
+
+    def _remove(self, letter_id: str) -> Letter:
+        self._unsettled.pop(letter_id, None)
+        return self._letters.pop(letter_id)
 
     def _holding(self, letter_id: str, token: str) -> Letter | None:
         letter = self._letters.get(letter_id)

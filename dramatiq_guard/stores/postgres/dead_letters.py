@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from ...dead_letters.letter import DEAD, REPLAYING, Event, Letter, Replay, Standing
 from ..cells import Cell, Tally, clean, decode_cursor, encode_cursor, group
-from ..protocols import DAY, MAX_AGE, MAX_COUNT, Begun, Filter, Group, Page, Purged, Ref
+from ..protocols import DAY, MAX_AGE, MAX_COUNT, NOTES_KEPT, Begun, Filter, Group, Page, Purged, Ref, Unsettled
 from .connection import PostgresConnection, Queries
 from .schema import check_version
 
@@ -72,6 +72,23 @@ class PostgresDeadLetters:
             },
         )
         return bool(new)
+
+    def settled(self, letter_ids: Sequence[str], *, now: int) -> int:
+        if not letter_ids:
+            return 0
+        asked = {"ids": [clean(each) for each in letter_ids]}
+        return self._connection.change("settling letters", self._queries["settled"], asked)
+
+    def unsettled(self, *, before: int, limit: int = 1_000) -> tuple[Unsettled, ...]:
+        asked = {"before": before, "limit": limit}
+        rows = self._connection.rows("reading unsettled letters", self._queries["unsettled"], asked)
+        return tuple(Unsettled(*row) for row in rows)
+
+    def withdraw(self, letter_id: str, *, now: int) -> bool:
+        with self._connection.using("withdrawing a letter") as connection:
+            gone = connection.execute(self._queries["withdraw"], {"id": clean(letter_id)}).fetchall()
+            self._empty_cells(connection, gone)
+        return bool(gone)
 
     def get(self, letter_id: str) -> Letter | None:
         rows = self._connection.rows("reading a letter", self._queries["get"], {"letter_id": clean(letter_id)})
@@ -209,12 +226,12 @@ class PostgresDeadLetters:
                 if excess > 0 and room > 0:
                     asked = {"limit": min(excess, room)}
                     over = connection.execute(self._queries["purge_excess"], asked).fetchall()
-            gone = [*aged, *over]
-            if gone:
-                with connection.transaction():
-                    connection.execute(self._queries["lock_cells"])
-                    connection.execute(self._queries["empty_cells"], {"cells": list({row[2] for row in gone})})
+                gone = [*aged, *over]
+                forgotten = {"ids": [row[0] for row in gone], "cut": now - NOTES_KEPT}
+                connection.execute(self._queries["forget_notes"], forgotten)
+                if gone:
                     connection.execute(self._queries["forget_numbers"], {"cut": now - _NUMBER_KEPT})
+            self._empty_cells(connection, gone)
         return Purged(
             by_age=len(aged),
             by_count=len(over),
@@ -222,6 +239,13 @@ class PostgresDeadLetters:
             letter_ids=tuple(row[0] for row in gone),
             more=aged_left or (excess > len(over) and len(gone) >= limit),
         )
+
+    def _empty_cells(self, connection: Any, gone: Sequence[tuple[Any, ...]]) -> None:
+        """Remove the cells whose last letters are gone: in a transaction of its own, for nobody can put meanwhile."""
+        if gone:
+            with connection.transaction():
+                connection.execute(self._queries["lock_cells"])
+                connection.execute(self._queries["empty_cells"], {"cells": list({row[2] for row in gone})})
 
     def depth(self, state: str = DEAD) -> int:
         ((found,),) = self._connection.rows("counting letters", self._queries["depth"], {"state": state})

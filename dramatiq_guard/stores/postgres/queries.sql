@@ -22,8 +22,30 @@ WITH known_cell AS (
         since = CASE state WHEN 'replaying' THEN %(died_at)s ELSE since END,
         state = CASE state WHEN 'replaying' THEN 'replayed' ELSE state END
     WHERE letter_id = %(replay_of)s AND n = %(replay_n)s AND EXISTS (SELECT FROM put)
+), note AS (
+    INSERT INTO {schema}.unsettled_letters (letter_id, message_id, died_at)
+    SELECT %(letter_id)s, %(message_id)s, %(died_at)s FROM put
+    ON CONFLICT (letter_id) DO UPDATE SET died_at = excluded.died_at
 )
 SELECT 1 FROM put
+
+-- settled --
+DELETE FROM {schema}.unsettled_letters WHERE letter_id = ANY (%(ids)s)
+
+-- unsettled --
+SELECT letter_id, message_id FROM {schema}.unsettled_letters
+WHERE died_at < %(before)s ORDER BY died_at DESC, letter_id DESC LIMIT %(limit)s
+
+-- withdraw -- Removes a letter that is still dead and still unsettled, with its note.
+WITH letter AS (
+    SELECT letter_id FROM {schema}.dead_letters WHERE letter_id = %(id)s AND state = 'dead' FOR UPDATE
+), note AS (
+    DELETE FROM {schema}.unsettled_letters WHERE letter_id IN (SELECT letter_id FROM letter) RETURNING letter_id
+)
+DELETE FROM {schema}.dead_letters WHERE letter_id IN (SELECT letter_id FROM note) RETURNING letter_id, state, cell
+
+-- forget_notes -- Those of letters that are gone, and those that are too old.
+DELETE FROM {schema}.unsettled_letters WHERE letter_id = ANY (%(ids)s) OR died_at < %(cut)s
 
 -- get --
 SELECT {letter} FROM {schema}.dead_letters l WHERE letter_id = %(letter_id)s
@@ -139,7 +161,7 @@ SELECT EXISTS (SELECT FROM {schema}.dead_letters WHERE letter_id = %(id)s), EXIS
 
 -- record_outcome --
 UPDATE {schema}.dead_letters SET
-    outcome = %(outcome)s, outcome_at = %(now)s,
+    outcome = %(outcome)s, outcome_at = %(now)s, died_as = NULL,
     since = CASE state WHEN 'replaying' THEN %(now)s ELSE since END,
     state = CASE state WHEN 'replaying' THEN 'replayed' ELSE state END
 WHERE letter_id = %(id)s AND token = %(token)s

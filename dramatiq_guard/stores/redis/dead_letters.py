@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from ...dead_letters.letter import DEAD, Event, Letter, Replay, Standing
 from ..cells import Cell, Tally, clean, decode_cursor, encode_cursor, group
-from ..protocols import DAY, MAX_AGE, MAX_COUNT, Begun, Filter, Group, Page, Purged, Ref
+from ..protocols import DAY, MAX_AGE, MAX_COUNT, NOTES_KEPT, Begun, Filter, Group, Page, Purged, Ref, Unsettled
 from .connection import RedisConnection, Script
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ BEGIN_REPLAY: Final = Script("begin_replay")
 SETTLE_REPLAY: Final = Script("settle_replay")
 LAY_ASIDE: Final = Script("lay_aside")
 PURGE: Final = Script("purge")
+UNSETTLED: Final = Script("unsettled")
+WITHDRAW: Final = Script("withdraw")
 
 #: How many letters one search may read before it lets other clients have the server.
 SEARCH_STEP: Final = 2_000
@@ -63,6 +65,18 @@ class RedisDeadLetters:
                 _event(letter.died_at, "died again"),
             )
         )
+
+    def settled(self, letter_ids: Sequence[str], *, now: int) -> int:
+        if not letter_ids:
+            return 0
+        key, ids = f"{self._base}:unsettled", [clean(each) for each in letter_ids]
+        return int(self._connection.call("settling letters", lambda client: client.zrem(key, *ids)))
+
+    def unsettled(self, *, before: int, limit: int = 1_000) -> tuple[Unsettled, ...]:
+        return tuple(Unsettled(*found) for found in self._run(UNSETTLED, before, limit))
+
+    def withdraw(self, letter_id: str, *, now: int) -> bool:
+        return bool(self._run(WITHDRAW, clean(letter_id)))
 
     def get(self, letter_id: str) -> Letter | None:
         key = f"{self._base}:letter:{clean(letter_id)}"
@@ -199,7 +213,9 @@ class RedisDeadLetters:
         return tuple(self._run(LAY_ASIDE, verb, now, clean(by), clean(why), event, *map(clean, letter_ids)))
 
     def purge(self, *, now: int, max_age: int = MAX_AGE, max_count: int = MAX_COUNT, limit: int = 1_000) -> Purged:
-        by_age, by_count, never_handled, more, letter_ids = self._run(PURGE, now - max_age, max_count, limit)
+        by_age, by_count, never_handled, more, letter_ids = self._run(
+            PURGE, now - max_age, max_count, limit, now - NOTES_KEPT
+        )
         return Purged(by_age, by_count, never_handled, tuple(letter_ids), bool(more))
 
     def depth(self, state: str = DEAD) -> int:

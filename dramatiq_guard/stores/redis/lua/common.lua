@@ -6,11 +6,13 @@
 --   base:cell:<cell>:<state>   the same for the letters of one cell
 --   base:cells                 hash: cell id -> its five dimensions as JSON
 --   base:number:<message id>   the number of the latest replay of a message
+--   base:unsettled             sorted set: ids of letters whose messages may be delivered again, by death
 --
 -- Out of memory, Redis refuses only commands that add.  So each step adds first and removes last: it happens whole or
 -- not at all.
 
 local base = KEYS[1]
+local unsettled_key = base .. ":unsettled"
 
 local function letter_key(id) return base .. ":letter:" .. id end
 local function state_key(state) return base .. ":state:" .. state end
@@ -30,6 +32,21 @@ local function move(id, now, state, event, by, why)
     redis.call("ZADD", cell_key(was[2], state), was[3], id)
     redis.call("ZREM", state_key(was[1]), id)
     redis.call("ZREM", cell_key(was[2], was[1]), id)
+  end
+end
+
+local function remove(id, state)
+  local cell = redis.call("HGET", letter_key(id), "cell")
+  redis.call("DEL", letter_key(id))
+  redis.call("ZREM", state_key(state), id)
+  redis.call("ZREM", unsettled_key, id)
+  if cell then
+    redis.call("ZREM", cell_key(cell, state), id)
+    local left = 0
+    for _, each in ipairs({ "dead", "replaying", "replayed", "discarded" }) do
+      left = left + redis.call("EXISTS", cell_key(cell, each))
+    end
+    if left == 0 then redis.call("HDEL", base .. ":cells", cell) end
   end
 end
 

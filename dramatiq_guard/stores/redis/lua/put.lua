@@ -15,6 +15,7 @@ redis.call("HSET", key, "record", ARGV[5], "text", ARGV[6], "cell", cell, "died_
 redis.call("HSET", base .. ":cells", cell, ARGV[4])
 redis.call("ZADD", state_key("dead"), died_at, id)
 redis.call("ZADD", cell_key(cell, "dead"), died_at, id)
+redis.call("ZADD", unsettled_key, died_at, id)
 if known[1] then
   redis.call("ZREM", state_key(known[1]), id)
   redis.call("ZREM", cell_key(known[3], known[1]), id)

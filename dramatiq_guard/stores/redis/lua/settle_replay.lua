@@ -19,7 +19,10 @@ for i = 6, #ARGV, 2 do
       held = held + 1
       if verb == "finish" then redis.call("HSET", key, "enqueued_at", now) end
       if verb == "admit" and not was[3] then redis.call("HSET", key, "delivered_at", now) end
-      if verb == "outcome" then redis.call("HSET", key, "outcome", outcome, "outcome_at", now) end
+      if verb == "outcome" then
+        redis.call("HSET", key, "outcome", outcome, "outcome_at", now)
+        redis.call("HDEL", key, "died_as")
+      end
       if was[1] == "replaying" then move(id, now, "replayed", "", "", "") end
     end
   end
