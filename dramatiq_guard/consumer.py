@@ -15,6 +15,7 @@ from dramatiq.errors import ConnectionClosed
 from . import host, telemetry
 from .delivery import delivery_of, enter, peek, stamp
 from .killpoints import reach
+from .settlement import is_outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,20 +52,23 @@ class GuardedConsumer(Consumer):
     def ack(self, message: MessageProxy) -> None:
         """Settle a message that did not fail, then ack it."""
         delivery = delivery_of(message)
-        if self.stack.settlement.settle(delivery, self) and not delivery.replaced:
+        if not delivery.acked and self.stack.settlement.settle(delivery, self) and not delivery.replaced:
             reach("before-ack")
-            self.inner.ack(message)
+            self._tell(delivery, "ack")
             reach("after-ack")
+        delivery.acked = True
         self.forget(delivery)
 
     def nack(self, message: MessageProxy) -> None:
         """Settle a message that failed, then nack it."""
         delivery = delivery_of(message)
-        if self.stack.settlement.settle(delivery, self):
+        if not delivery.acked and self.stack.settlement.settle(delivery, self):
             reach("before-nack")
-            self.inner.nack(message)
+            self._tell(delivery, "nack")
+            delivery.acked = True
             reach("after-nack")
             self.stack.after_death(delivery)
+        delivery.acked = True
         self.forget(delivery)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
@@ -119,9 +123,18 @@ class GuardedConsumer(Consumer):
 
     def forget(self, delivery: Delivery) -> None:
         """Let go of the error, which holds frames, and of the thread's current delivery."""
-        delivery.error = None
+        delivery.error = delivery.result = None
         if peek() is delivery:
             enter(None)
+
+    def _tell(self, delivery: Delivery, what: str) -> None:
+        """Ack or nack at the broker; while it is out, that is held like everything else."""
+        try:
+            getattr(self.inner, what)(delivery.message)
+        except Exception as error:
+            if is_outage(error):
+                self.stack.settlement.hold(delivery, what, error)
+            raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -73,6 +73,7 @@ class Settler:
                 self._unexpected(message)
             return
         self._settle_patiently(thread, message)
+        delivery_of(message).ended = True
 
     def promote_due(self, thread: Any) -> None:
         """Move the delayed messages that have fallen due; in place of `ConsumerThread.handle_delayed_messages`."""
@@ -99,7 +100,8 @@ class Settler:
         """One try, with the hooks that Dramatiq runs around it."""
         # The consumer that delivered it, not the one that the thread has now: after a reconnect tags start anew, and
         # the same number is another message.
-        consumer = delivery_of(message).consumer or thread.consumer
+        delivery = delivery_of(message)
+        consumer = delivery.consumer or thread.consumer
         while True:
             name = "nack" if message.failed else "ack"
             self.broker.emit_before(name, message)
@@ -110,11 +112,16 @@ class Settler:
                     continue
                 raise
             self.broker.emit_after(name, message)
+            if delivery.holds:
+                self.logger.info(
+                    "Message %r is settled, after it was held for %d ms.",
+                    message.message_id,
+                    clock.monotonic() - delivery.held_since,
+                )
             return
 
     def _settle_patiently(self, thread: Any, message: MessageProxy) -> None:
         wait = _FIRST_WAIT
-        since = clock.monotonic()
         while True:
             try:
                 self._settle(thread, message)
@@ -129,12 +136,6 @@ class Settler:
             except Exception:  # noqa: BLE001 - said by _unexpected
                 self._unexpected(message)
                 return
-            if wait > _FIRST_WAIT:
-                self.logger.info(
-                    "Message %r is settled, after it was held for %d ms.",
-                    message.message_id,
-                    clock.monotonic() - since,
-                )
             return
 
     def _unexpected(self, message: MessageProxy) -> None:

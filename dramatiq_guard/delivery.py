@@ -79,13 +79,16 @@ class Delivery:
     """
 
     __slots__ = (
+        "acked",
         "began",
         "carrier",
         "consumer",
         "decision",
         "dues",
+        "ended",
         "entered",
         "error",
+        "held_since",
         "holds",
         "interrupts",
         "message",
@@ -94,6 +97,7 @@ class Delivery:
         "options",
         "parted",
         "replaced",
+        "result",
         "returned",
         "settled",
         "skipped",
@@ -112,9 +116,10 @@ class Delivery:
         #: Set by the seam's hooks: the wiring of the broker, and whether processing has begun.
         self.stack: Any = None
         self.began = False
-        #: Set by the seam: the user's function was entered; it returned; it asked to be skipped.
+        #: Set by the seam: the user's function was entered; it returned, and what; it asked to be skipped.
         self.entered = False
         self.returned = False
+        self.result: Any = None
         self.skipped = False
         #: The error that left the seam (or was met by another hook), set with the decision.
         self.error: BaseException | None = None
@@ -134,12 +139,16 @@ class Delivery:
         self.noted = False
         self.settled = False
         self.holds = 0
+        self.held_since = 0
         #: Written by the consumer: the successor is on its way; and the broker put it in the message's place in one
         #: step, so that there is nothing left to ack.
         self.moved = False
         self.replaced = False
         #: Written by the consumer: parts of its end were noted at the broker.
         self.parted = False
+        #: Written by the consumer: it was acked or nacked, which must not happen twice; and by its thread: all is over.
+        self.acked = False
+        self.ended = False
         #: Written by Tracing: whatever it keeps for this delivery, and when processing began (ms, monotonic).
         self.span: Any = None
         self.started_at = 0

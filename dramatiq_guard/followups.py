@@ -88,8 +88,11 @@ class FollowUps:
                 delivery = delivery_of(message)
                 if delivery.consumer is None:
                     _original(broker, message, **outcome)
-                elif outcome.get("exception") is None or not delivery.returned:
-                    # Else an interrupt tore a hook of a message that had succeeded, and the chain runs again (H4).
+                elif outcome.get("exception") is not None and delivery.returned:
+                    # An interrupt tore a hook of a message that had succeeded, and the chain runs again as if it had
+                    # failed (H4).  What its success owes is owed still.
+                    _hook(middleware, broker, message, delivery, result=delivery.result)
+                else:
                     _hook(middleware, broker, message, delivery, **outcome)
 
             setattr(middleware, name, taken)

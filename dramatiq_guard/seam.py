@@ -99,6 +99,7 @@ class Seam:
         except BaseException as error:
             self._leave(delivery, error)
             raise
+        delivery.result = result
         delivery.returned = True
         return result
 

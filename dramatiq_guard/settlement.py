@@ -16,12 +16,12 @@ This module must not know any middleware, store or telemetry backend.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.logging import get_logger
 
-from . import telemetry
+from . import clock, telemetry
 from .delivery import Due
 from .errors import SettlementHeld, StoreUnavailable
 from .killpoints import reach
@@ -112,15 +112,24 @@ class Settlement:
                 raise SettlementHeld(
                     f"Message {delivery.message_id} failed after all: it is nacked instead.", again=True
                 )
+            self._note_all(delivery, holder)
+        if delivery.dues and not self._perform(delivery, holder):
+            return False
+        delivery.settled = True
+        return True
+
+    def _note_all(self, delivery: Delivery, holder: Holder) -> None:
+        owed = [*delivery.dues]
+        try:
             for noter in self.noters:
                 self._note(noter, delivery)
             if delivery.successor is not None and delivery.decision is not None:
                 delivery.dues.append(Due(delivery.decision.step.value, lambda: holder.carry_on(delivery)))
             delivery.noted = True
-        if delivery.dues and not self._perform(delivery, holder):
-            return False
-        delivery.settled = True
-        return True
+        except BaseException:
+            # An interrupt of somebody else's (H4): it is noted again, and must not be owed twice.
+            delivery.dues[:] = owed
+            raise
 
     def _note(self, noter: Noter, delivery: Delivery) -> None:
         try:
@@ -139,7 +148,6 @@ class Settlement:
         """Decide what arrives undecided; say whether the message is still to be acked or nacked as it was going to."""
         if (
             self.decider is None
-            or not delivery.began
             or delivery.returned
             or delivery.skipped
             or delivery.decision is not None
@@ -161,7 +169,7 @@ class Settlement:
                 if not holder.holds(delivery):
                     return False
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is sent for a message that may be gone
-                self._hold(delivery, "asking whether it is still ours", error)
+                self.hold(delivery, "asking whether it is still ours", error)
             # A part may add others, a letter in place of a retry: the list grows while it is walked.
             for due in delivery.dues:
                 while not due.done:
@@ -175,7 +183,7 @@ class Settlement:
             due.perform()
         except Exception as error:  # noqa: BLE001 - whatever it is, the message is not lost over it
             if is_outage(error):
-                self._hold(delivery, due.name, error)
+                self.hold(delivery, due.name, error)
             due.tries += 1
             if due.tries < TRIES:
                 self.logger.warning(
@@ -185,12 +193,25 @@ class Settlement:
             self._replace(delivery, due, error)
         except BaseException as error:  # noqa: BLE001 - as above
             # An interrupt of somebody else's landed here (H4).  The part may be half done, and can be repeated.
-            self._hold(delivery, due.name, error)
+            self.hold(delivery, due.name, error)
         due.done = True
 
-    def _hold(self, delivery: Delivery, what: str, error: BaseException) -> None:
+    def hold(self, delivery: Delivery, what: str, error: BaseException) -> NoReturn:
+        """Keep a message unacked, since something cannot be done now; it is said once for each delivery.
+
+        Parameters:
+          delivery(Delivery): The delivery.
+          what(str): What has to wait: a part, the ack, the nack.
+          error(BaseException): Why.
+
+        Raises:
+          SettlementHeld: Always.
+        """
+        if isinstance(error, BrokerConnectionError) and error.__cause__ is not None:
+            error = error.__cause__  # what the client said
         delivery.holds += 1
         if delivery.holds == 1:
+            delivery.held_since = clock.monotonic()
             telemetry.settlement_held(what=what, why=type(error).__name__)
             self.logger.warning(
                 "Message %r stays unacked: %s waits until it can be done (%s: %.200s).",

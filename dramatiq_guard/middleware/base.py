@@ -9,11 +9,12 @@ from dramatiq.middleware import Middleware
 from ..options import check_actor
 from ..seam import wrap
 from ..wiring import begin, boot, stack_of
+from ..worker_thread import adopt
 
 if TYPE_CHECKING:
     from dramatiq import Actor, Broker
     from dramatiq.broker import MessageProxy
-    from dramatiq.worker import ConsumerThread, Worker
+    from dramatiq.worker import ConsumerThread, Worker, WorkerThread
 
 __all__ = ["GuardMiddleware"]
 
@@ -38,6 +39,9 @@ class GuardMiddleware(Middleware):
 
     def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
         stack_of(broker).adopt(thread)
+
+    def after_worker_thread_boot(self, broker: Broker, thread: WorkerThread) -> None:
+        adopt(thread)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         stack_of(broker).shut_down()
