@@ -87,6 +87,10 @@ class GuardedConsumer(Consumer):
         """Whether what came from this consumer is still ours; where a broker cannot say, it is."""
         return True
 
+    def admits(self, delivery: Delivery) -> bool:
+        """Whether a delivery may still run: it is ours, and no other copy of its message has overtaken it."""
+        return self.alive() and self.stack.forks.admits(delivery)
+
     def carry_on(self, delivery: Delivery) -> None:
         """Send the copy that carries a message on: its retry, its deferral, its requeue."""
         successor = delivery.successor

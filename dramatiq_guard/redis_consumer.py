@@ -21,6 +21,7 @@ from dramatiq.logging import get_logger
 from . import clock, host, telemetry
 from .consumer import GuardedConsumer
 from .delivery import delivery_of
+from .settlement import is_outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -162,13 +163,13 @@ class RedisConsumer(GuardedConsumer):
         stranded = sorted(ours - self.held)
         if not stranded:
             return 0
+        for start in range(0, len(stranded), 500):
+            self.broker.do_requeue(self.queue_name, *stranded[start : start + 500])
         self.logger.warning(
-            "%d messages of queue %r had been fetched by this process and were held by nobody; they go back.",
+            "%d messages of queue %r had been fetched by this process and were held by nobody; they went back.",
             len(stranded),
             self.queue_name,
         )
-        for start in range(0, len(stranded), 500):
-            self.broker.do_requeue(self.queue_name, *stranded[start : start + 500])
         return len(stranded)
 
     def _move(self, message: MessageProxy, successor: Message[Any], delay: int | None) -> None:
@@ -215,7 +216,15 @@ class RedisConsumer(GuardedConsumer):
             ", ".join(found) or "it is gone already",
         )
         for redis_message_id in found:
-            self.stack.bury_undecodable(raw, self.queue_name, redis_message_id, error)
+            try:
+                self.stack.bury_undecodable(raw, self.queue_name, redis_message_id, error)
+            except Exception as refusal:
+                if is_outage(refusal):
+                    raise ConnectionClosed(refusal) from refusal
+                # The broker's copy is what is left; a batch must not hang on a letter that nobody takes.
+                self.logger.critical(
+                    "No letter could be written of %r, which held %r.", redis_message_id, raw, exc_info=True
+                )
             self.broker.do_nack(self.queue_name, redis_message_id)
 
 

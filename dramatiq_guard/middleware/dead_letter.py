@@ -23,7 +23,7 @@ from dramatiq.logging import get_logger
 from dramatiq.middleware import SkipMessage
 
 from .. import clock, host, telemetry
-from ..dead_letters.letter import Letter, replay_marker_of
+from ..dead_letters.letter import Letter, describe_error, replay_marker_of
 from ..dead_letters.redact import DEFAULT_KEYS, Redaction
 from ..delivery import Due, carrier_of, delivery_of
 from ..errors import Defer, SetupError, StoreUnavailable
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["DeadLetter"]
 
 _DAY: Final = 24 * 60 * 60 * 1000
-
-#: How much is kept of a message that cannot be decoded, in bytes.
-_RAW_LIMIT: Final = 64 * 1024
 
 #: How often, in milliseconds, a process that writes letters looks whether old ones must go.
 _PURGE_EVERY: Final = 60_000
@@ -172,23 +169,8 @@ class DeadLetter(GuardMiddleware):
         self, broker: Broker, raw: bytes, queue_name: str, broker_id: str, error: BaseException
     ) -> None:
         """Write the letter of a message that cannot be decoded: what the broker held is all that is known."""
-        now = clock.now()
-        letter = Letter.from_message(
-            {
-                "queue_name": queue_name,
-                "actor_name": "",
-                "args": (),
-                "kwargs": {},
-                "options": {},
-                "message_id": broker_id,
-                "message_timestamp": now,
-            },
-            reason="undecodable",
-            died_at=now,
-            exception=error,
-            raw=raw[:_RAW_LIMIT].decode("utf-8", "backslashreplace"),
-            broker_id=broker_id,
-        )
+        evidence = describe_error(error, redact=self.redaction.text)
+        letter = Letter.from_raw(raw, queue=queue_name, died_at=clock.now(), broker_id=broker_id, error=evidence)
         self.letterbox.post(broker, letter)
 
     def _owe_letter(self, delivery: Delivery, letter: Letter) -> None:
