@@ -98,13 +98,13 @@ class Settler:
 
     def _settle(self, thread: Any, message: MessageProxy) -> None:
         """One try, with the hooks that Dramatiq runs around it."""
-        # The consumer that delivered it, not the one that the thread has now: after a reconnect tags start anew, and
-        # the same number is another message.
         delivery = delivery_of(message)
-        consumer = delivery.consumer or thread.consumer
         while True:
             name = "nack" if message.failed else "ack"
             self.broker.emit_before(name, message)
+            # The consumer that delivered it, not the one that the thread has now: after a reconnect tags start anew,
+            # and the same number is another message.  It may change meanwhile (see `underway`).
+            consumer: Any = delivery.consumer or thread.consumer
             try:
                 getattr(consumer, name)(message)
             except SettlementHeld as held:

@@ -3,6 +3,8 @@
 Delivery tags are numbers within one channel.  When a channel is lost, RabbitMQ delivers its messages anew, and on the
 next channel the numbers start again at 1: a stale ack would take another message away.  So a delivery belongs to the
 consumer that it came from, and when that consumer's channel is gone nothing is sent for it: no copy, no letter, no ack.
+A message that was prefetched is not run any more; a run that has begun goes on, and settles on the copy that RabbitMQ
+delivers anew (see `underway`).
 
 Publishing is one try with a confirm; a confirm that is lost makes the barrier try again, and the copies that this may
 leave are told apart by their forks (see `forks`).
@@ -20,6 +22,8 @@ from dramatiq.logging import get_logger
 from . import host
 from .consumer import GuardedConsumer
 from .delivery import delivery_of
+from .errors import SettlementHeld
+from .killpoints import reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,19 +53,37 @@ class RabbitmqConsumer(GuardedConsumer):
         self.logger = get_logger("dramatiq_guard", "rabbitmq_consumer")
 
     def __next__(self) -> MessageProxy | None:
-        return _reachably(super().__next__)
+        message = _reachably(super().__next__)
+        if message is None or not message.redelivered:
+            return message
+        delivery, ended = self.stack.underway.take_over(delivery_of(message))
+        if delivery is None:
+            return message
+        self.logger.info("Message %r was delivered again, and goes on where it is.", delivery.message_id)
+        if ended:
+            self.stack.settler.post_process(None, delivery.message)
+        return None
 
     def ack(self, message: MessageProxy) -> None:
-        if self._still_holds(message):
-            _reachably(partial(super().ack, message))
+        self._settle(message, "ack")
 
     def nack(self, message: MessageProxy) -> None:
-        if self._still_holds(message):
-            _reachably(partial(super().nack, message))
+        self._settle(message, "nack")
+
+    def admits(self, delivery: Delivery) -> bool:
+        underway = self.stack.underway
+        underway.enter(delivery)
+        if not self.alive() and underway.leave(delivery, self):
+            return False
+        # If it has not left, it has just taken another copy over: that one may run.
+        if self.stack.forks.admits(delivery):
+            return True
+        underway.leave(delivery)
+        return False
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether the channel that delivered the message is still there, and the message not settled on it."""
-        return self.alive() and delivery.message._tag in self.inner.known_tags
+        return delivery.consumer is self and self.alive() and delivery.message._tag in self.inner.known_tags
 
     def alive(self) -> bool:
         """Whether the channel that this consumer's messages came from is open."""
@@ -74,16 +96,29 @@ class RabbitmqConsumer(GuardedConsumer):
     def close(self) -> None:
         _reachably(super().close)
 
-    def _still_holds(self, message: MessageProxy) -> bool:
+    def _settle(self, message: MessageProxy, name: str) -> None:
         delivery = delivery_of(message)
-        if self.holds(delivery):
-            return True
-        self.logger.info(
-            "Message %r came over a channel that is gone: nothing is sent for it, RabbitMQ delivers it again.",
-            message.message_id,
-        )
+        if delivery.acked:
+            self.forget(delivery)
+            return
+        # What it owes is noted even if it cannot be sent: another copy may yet come, for which it is.
+        settled = _reachably(partial(self.stack.settlement.settle, delivery, self))
+        if settled and self.holds(delivery):
+            reach(f"before-{name}")
+            _reachably(partial(getattr(self.inner, name), message))
+            delivery.acked = True
+            self.stack.underway.leave(delivery)
+            reach(f"after-{name}")
+            if name == "nack":
+                self.stack.after_death(delivery)
+        elif self.stack.underway.park(delivery, self):
+            self.logger.info(
+                "Message %r came over a channel that is gone: nothing is sent for it until RabbitMQ delivers it again.",
+                message.message_id,
+            )
+        else:
+            raise SettlementHeld(f"Message {message.message_id} has been delivered again meanwhile.", again=True)
         self.forget(delivery)
-        return False
 
 
 def _reachably(call: Callable[[], _T]) -> _T:

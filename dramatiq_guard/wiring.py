@@ -21,6 +21,7 @@ from .policy.rules import Rules
 from .seam import Seam
 from .settlement import Settlement
 from .substitutes import substitute
+from .underway import Underway
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +53,7 @@ class Stack:
         self.booted_worker: Worker | None = None
         self.upkeep: Any = None
         self.holdings: Any = None
+        self.underway = Underway()
         self.assemble()
 
     def assemble(self) -> None:
@@ -136,7 +138,7 @@ class Stack:
 
     def _admit(self, delivery: Delivery) -> bool:
         consumer: Any = delivery.consumer
-        return bool(consumer.alive()) and self.forks.admits(delivery)
+        return bool(consumer.admits(delivery))
 
     def _arm(self, delivery: Delivery) -> Run:
         options = self.broker.actors[delivery.message.actor_name].options

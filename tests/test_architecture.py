@@ -22,7 +22,7 @@ LAYERS = (
     ("stores",),
     (
         *("seam", "settlement", "consumer", "consumer_thread", "redis_consumer", "redis_upkeep", "rabbitmq_consumer"),
-        *("checks", "substitutes", "failure_log", "followups", "forks", "letterbox", "wiring"),
+        *("checks", "substitutes", "failure_log", "followups", "forks", "letterbox", "underway", "wiring"),
     ),
     ("middleware",),
     ("stack", "classified"),
