@@ -210,12 +210,10 @@ class RedisConsumer(GuardedConsumer):
         ids = [each for each in ids if each not in self.held]
         bodies = self.broker.client.hmget(host.redis_messages(self.broker, self.queue_name), ids) if ids else []
         found = [each for each, body in zip(ids, bodies, strict=True) if body == raw]
-        self.logger.error(
-            "A message of queue %r cannot be decoded and becomes a dead letter (%s).",
-            self.queue_name,
-            ", ".join(found) or "it is gone already",
-        )
         for redis_message_id in found:
+            self.logger.error(
+                "Message %r of queue %r cannot be decoded and becomes a dead letter.", redis_message_id, self.queue_name
+            )
             try:
                 self.stack.bury_undecodable(raw, self.queue_name, redis_message_id, error)
             except Exception as refusal:
