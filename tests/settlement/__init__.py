@@ -1,0 +1,1 @@
+"""That nothing is lost: settlement under outages, kills and lost replies, on real brokers."""
