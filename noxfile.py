@@ -113,3 +113,10 @@ def bench(session: nox.Session) -> None:
     """What the stack costs for each message, against stock Dramatiq."""
     _install(session, "all")
     session.run("python", "benchmarks/overhead.py", *session.posargs)
+
+
+@nox.session
+def simulate_faults(session: nox.Session) -> None:
+    """A hundred thousand seeded schedules of faults, on models of broker and store."""
+    _install(session, "all", "test")
+    session.run("python", "-m", "tests.simulation", *(session.posargs or ["--count", "100000"]))

@@ -161,9 +161,9 @@ class ModelClient:
 
 
 #: What a client may meet instead of a reply; all of them are one kind to the stack.
-ERRORS = (
-    redis.ConnectionError("connection refused"),
-    redis.TimeoutError("timed out"),
-    redis.exceptions.ReadOnlyError("you can't write against a read only replica"),
-    redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'"),
+ERRORS: tuple[type[redis.RedisError], ...] = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.OutOfMemoryError,
 )

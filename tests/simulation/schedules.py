@@ -24,3 +24,8 @@ def schedule(seed: int) -> World:
 def check(world: World) -> list[str]:
     """What it did not keep."""
     return world.complaints()
+
+
+def broken(first: int, count: int) -> list[tuple[int, list[str]]]:
+    """The seeds from *first* on whose schedules break a promise, and which."""
+    return [(seed, complaints) for seed in range(first, first + count) if (complaints := check(schedule(seed)))]

@@ -39,7 +39,6 @@ from dramatiq_guard import (
     killpoints,
 )
 from dramatiq_guard.errors import StoreUnavailable
-from dramatiq_guard.interrupts import Interrupts
 from dramatiq_guard.redis_upkeep import RedisUpkeep
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
 from dramatiq_guard.wiring import stack_of
@@ -164,13 +163,11 @@ class World:
         self.clock.time += max(1, milliseconds)
         waiting, self.depth = self.running, self.depth + 1
         try:
-            for process in self.processes:
-                if not process.dead and process is not waiting:
-                    if self.depth == 1 and waiting is not None:
-                        process.step()
-                elif process is waiting:
-                    # A process that waits on one thread keeps its heartbeat on another.
-                    process.keep_up()
+            for process in [each for each in self.processes if not each.dead]:
+                # Whoever waits on one thread keeps its heartbeat on another.
+                process.keep_up()
+                if self.depth == 1 and waiting is not None and process is not waiting:
+                    process.step()
         finally:
             self.depth -= 1
             self.running = waiting
@@ -188,9 +185,9 @@ class World:
             # Ids decide orders, and so must come from the seed, too.
             for name in ("dramatiq.brokers.redis.uuid4", "dramatiq.message.uuid.uuid4", "dramatiq_guard.host.uuid4"):
                 stack.enter_context(mock.patch(name, self.uuid))
-            stack.enter_context(mock.patch("dramatiq.brokers.redis.time.sleep"))
-            stack.enter_context(mock.patch.object(Interrupts, "start"))
-            stack.enter_context(mock.patch.object(RedisUpkeep, "start"))
+            for name in ("dramatiq.brokers.redis.time.sleep", "dramatiq_guard.interrupts.Interrupts.start"):
+                stack.enter_context(mock.patch(name, nothing))
+            stack.enter_context(mock.patch.object(RedisUpkeep, "start", nothing))
             logging.disable(logging.CRITICAL)
             try:
                 yield
@@ -215,27 +212,27 @@ class World:
 
     def reach_broker(self, process: Process, command: Callable[[], Any]) -> Any:
         """Run a command of a process on the broker, or let it fail."""
-        self._meet(process, self.broker_out, self.random.choice(ERRORS))
+        self._meet(process, self.broker_out, lambda: self.random.choice(ERRORS)("out"))
         value = command()
         if not self.calm and self.random.random() < self.faults.lost_reply:
-            raise self.random.choice(ERRORS[:2])
+            raise self.random.choice(ERRORS[:2])("the reply was lost")
         return value
 
     def reach_store(self, process: Process, command: Callable[[], Any]) -> Any:
         """Run a command of a process on the store, or let it fail."""
-        self._meet(process, self.store_out, StoreUnavailable("out"))
+        self._meet(process, self.store_out, lambda: StoreUnavailable("out"))
         value = command()
         if not self.calm and self.random.random() < self.faults.lost_reply:
             raise StoreUnavailable("the reply was lost")
         return value
 
-    def _meet(self, process: Process, outages: list[tuple[int, int]], error: Exception) -> None:
+    def _meet(self, process: Process, outages: list[tuple[int, int]], error: Callable[[], Exception]) -> None:
         if process.dead:
             raise Killed
         now = self.clock.time
         out = any(begin <= now < end for begin, end in outages)
         if out or (not self.calm and self.random.random() < self.faults.lost_request):
-            raise error
+            raise error()
 
     # -- the plan -------------------------------------------------------------------------------------------------
 
@@ -368,7 +365,7 @@ class Process:
         self.settler = stack_of(self.broker).settler
         self.settler._later = lambda *held: self.held.append(held)  # type: ignore[method-assign]
         for queue in (QUEUE, f"{QUEUE}.DQ"):
-            thread = ConsumerThread(
+            thread = ModelThread(
                 broker=self.broker,
                 queue_name=queue,
                 prefetch=4 if queue == QUEUE else 100,
@@ -435,8 +432,20 @@ class Process:
         self.held.extend(each for each in held if not self.settler._try(*each))
 
 
+def nothing(*_: Any) -> None:
+    """What takes a thread or a sleep in the real world takes nothing here."""
+
+
+class ModelThread(ConsumerThread):
+    """A consumer thread that is never started."""
+
+    def itself(self) -> ConsumerThread:
+        """The thread, when the code asks on which it runs."""
+        return self
+
+
 @contextmanager
-def as_consumer(thread: ConsumerThread) -> Iterator[None]:
+def as_consumer(thread: ModelThread) -> Iterator[None]:
     """Let the code believe that it runs on this consumer thread."""
-    with mock.patch("dramatiq_guard.consumer_thread.threading.current_thread", return_value=thread):
+    with mock.patch("dramatiq_guard.consumer_thread.threading.current_thread", thread.itself):
         yield
