@@ -21,6 +21,9 @@ name                  scope     gives
 `rabbitmq_url`        function  its URL with a new, empty virtual host, deleted afterwards
 `rabbitmq_broker`     function  a `RabbitmqBroker` on `rabbitmq_url`, with `confirm_delivery=True`, set as the global
                                 broker, closed afterwards
+`untraced`            function  no coverage on this thread: for a test that itself ends the C call in which an
+                                interrupted thread waits, which hangs under coverage on CPython 3.11; the host
+                                facts all have it
 `stub_broker`         function  a `StubBroker` with Dramatiq's default middleware, set as the global broker
 `stub_worker`         function  a started `Worker` on `stub_broker` (10 ms timeout, 4 threads), stopped afterwards
 ====================  ========  =====================================================================================
