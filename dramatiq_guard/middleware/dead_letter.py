@@ -7,7 +7,8 @@ The life of a message in it:
    nack it.
 3. At the settle barrier the letter is written: the whole payload, redacted, the error, the history, the fingerprint.
    Only then is the message nacked, and `on_dead_letter` fired.  The entry in the broker's own dead letters is a copy.
-4. A replay that succeeded is noted on the letter that it came from.
+4. A message that had left a letter behind when its worker was killed, and does not die this time, takes it back.
+5. A replay that succeeded is noted on the letter that it came from.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from dramatiq.logging import get_logger
 from dramatiq.middleware import SkipMessage
 
 from .. import clock, host, telemetry
-from ..dead_letters.letter import Letter, describe_error, replay_marker_of
+from ..dead_letters.letter import Letter, describe_error, letter_id_of, replay_marker_of
 from ..dead_letters.redact import DEFAULT_KEYS, Redaction
 from ..delivery import Due, carrier_of, delivery_of
 from ..errors import Defer, SetupError, StoreUnavailable
 from ..history import attempts, attempts_total
 from ..letterbox import Letterbox
 from ..policy.duration import milliseconds
+from ..withdrawals import Withdrawals
 from .base import GuardMiddleware
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
     from dramatiq import Broker
     from dramatiq.broker import MessageProxy
+    from dramatiq.worker import Worker
 
     from ..delivery import Delivery
     from ..stores.protocols import DeadLetterStore
@@ -103,14 +106,24 @@ class DeadLetter(GuardMiddleware):
         self.max_letters = max_letters
         self._purge_after = 0
         self.letterbox = Letterbox(self._write)
+        self.withdrawals = Withdrawals(store)
 
     @property
     def actor_options(self) -> set[str]:
         return {"on_dead_letter"}
 
     def open_letterbox(self, broker: Broker) -> None:
-        """Make ready for a store that is out: letters travel with the messages meanwhile."""
+        """Make ready for a store that is out, and for messages that left letters behind; after the fork."""
         self.letterbox.open(broker)
+        self.withdrawals.start(getattr(broker, "heartbeat_timeout", None))
+
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        super().before_worker_shutdown(broker, worker)
+        self.withdrawals.shut_down()
+
+    def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        super().after_worker_shutdown(broker, worker)
+        self.withdrawals.close()
 
     def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
         super().before_declare_actor(broker, actor)
@@ -148,11 +161,27 @@ class DeadLetter(GuardMiddleware):
         message = delivery.message
         if message.failed:
             self._owe_letter(delivery, self._letter(delivery, _reason(delivery)))
-        elif delivery.returned:
+            return
+        self._owe_withdrawal(delivery)
+        if delivery.returned:
             marker = replay_marker_of(delivery.options)
             if marker and marker.get("token"):
                 of, token = marker["of"], str(marker["token"])
                 delivery.dues.append(Due("replay_outcome", partial(self._note_success, of, token)))
+
+    def _owe_withdrawal(self, delivery: Delivery) -> None:
+        """Owe the withdrawal of the letter that an earlier delivery may have left; few deliveries are suspect."""
+        letter_id = letter_id_of(delivery.message_id, delivery.options)
+        if not getattr(delivery.message, "redelivered", False) and not self.withdrawals.suspects(letter_id):
+            return
+        # Whoever skips it may do so because of another copy of the message: the letter could be that one's.
+        if delivery.returned or delivery.successor is not None or (delivery.entered and not delivery.skipped):
+            ended = delivery.returned
+            delivery.dues.append(Due("withdrawal", partial(self.withdrawals.withdraw, letter_id, ended=ended)))
+
+    def buried(self, delivery: Delivery) -> None:
+        """Settle the letter of a message that has been nacked, in a while: nobody waits for it."""
+        self.withdrawals.buried(letter_id_of(delivery.message_id, delivery.options), delivery.consumer)
 
     def give_up(self, delivery: Delivery, due: Due, error: BaseException) -> None:
         """Make a letter of what could not be settled; of a letter that the store refuses, a log line with all of it."""
@@ -172,6 +201,7 @@ class DeadLetter(GuardMiddleware):
         evidence = describe_error(error, redact=self.redaction.text)
         letter = Letter.from_raw(raw, queue=queue_name, died_at=clock.now(), broker_id=broker_id, error=evidence)
         self.letterbox.post(broker, letter)
+        self.withdrawals.buried(letter.letter_id)
 
     def _owe_letter(self, delivery: Delivery, letter: Letter) -> None:
         delivery.dues.append(Due("letter", partial(self.letterbox.post, delivery.stack.broker, letter)))
