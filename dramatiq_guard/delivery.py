@@ -214,14 +214,11 @@ def stamp(message: MessageProxy, consumer: object | None) -> Delivery:
     return delivery
 
 
-def peek() -> Delivery | None:
-    """The delivery that runs in this context, if any."""
-    return _current.get()
+#: The delivery that runs in this context, if any.
+peek: Final[Callable[[], Delivery | None]] = _current.get
 
-
-def enter(delivery: Delivery | None) -> None:
-    """Make a delivery the current one of this context (``None``: there is none any more)."""
-    _current.set(delivery)
+#: Make a delivery the current one of this context (``None``: there is none any more).
+enter: Final[Callable[[Delivery | None], object]] = _current.set
 
 
 def current_delivery() -> Delivery:

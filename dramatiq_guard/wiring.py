@@ -145,7 +145,7 @@ class Stack:
         time_limit = notify = None
         if self._time_limit is not None:
             time_limit = delivery.options.get("time_limit")
-            if isinstance(time_limit, bool) or not isinstance(time_limit, int | float) or not time_limit:
+            if not time_limit or isinstance(time_limit, bool) or not isinstance(time_limit, int | float):
                 time_limit = options.get("time_limit", self._time_limit.time_limit)
         if self._notifications is not None:
             notify = look_up("notify_shutdown", delivery.options, options, None)

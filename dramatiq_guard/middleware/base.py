@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dramatiq.middleware import Middleware
 
+from ..delivery import delivery_of
 from ..options import check_actor
 from ..seam import wrap
 from ..wiring import begin, boot, stack_of
@@ -50,4 +51,5 @@ class GuardMiddleware(Middleware):
         stack_of(broker).stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        begin(broker, message)
+        if not delivery_of(message).began:
+            begin(broker, message)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .. import clock, telemetry
+from .. import telemetry
 from ..delivery import delivery_of
 from ..errors import SetupError
 from .base import GuardMiddleware
@@ -66,9 +66,7 @@ class Tracing(GuardMiddleware):
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         super().before_process_message(broker, message)
-        delivery = delivery_of(message)
-        delivery.started_at = clock.monotonic()
-        telemetry.attempt_began(delivery, link_only=self.link_only)
+        telemetry.attempt_began(delivery_of(message), link_only=self.link_only)
 
     def after_process_message(
         self,

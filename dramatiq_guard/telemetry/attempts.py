@@ -100,6 +100,7 @@ def attempt_began(delivery: Delivery, *, link_only: bool = False) -> None:
     spans, instruments = tracer(), meters()
     if spans is None and instruments is None:
         return
+    delivery.started_at = clock.monotonic()
     carrier = carrier_of(delivery.options)
     span: Span = INVALID_SPAN
     context = contexts.Context()

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from opentelemetry import metrics, trace
+from opentelemetry.environment_variables import OTEL_PYTHON_METER_PROVIDER, OTEL_PYTHON_TRACER_PROVIDER
 
 from ..version import __version__
 from . import names
@@ -100,6 +102,13 @@ def silent(provider: object) -> bool:
     return type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics", "opentelemetry._logs"))
 
 
+# Where there is no SDK, the API looks into the environment each time that it is asked for a provider, which is most of
+# what telemetry would cost there.  So its own variables are looked at first; where they have moved, it is asked.
+_MOVED: Final = object()
+_trace_globals: Final[dict[str, Any]] = vars(trace)
+_metrics_globals: Final[dict[str, Any]] = metrics.get_meter_provider.__globals__
+_BY_ENVIRONMENT: Final = not {OTEL_PYTHON_TRACER_PROVIDER, OTEL_PYTHON_METER_PROVIDER}.isdisjoint(os.environ)
+
 _tracer: tuple[TracerProvider | None, Tracer | None] = (None, None)
 _meters: tuple[MeterProvider | None, Meters | None] = (None, None)
 
@@ -109,6 +118,8 @@ def tracer() -> Tracer | None:
     global _tracer  # noqa: PLW0603 - kept per provider
     if (set_up := _first_use) is not None:
         set_up()
+    if _trace_globals.get("_TRACER_PROVIDER", _MOVED) is None and not _BY_ENVIRONMENT:
+        return None
     provider = trace.get_tracer_provider()
     known, answer = _tracer
     if provider is not known:
@@ -122,6 +133,8 @@ def meters() -> Meters | None:
     global _meters  # noqa: PLW0603 - kept per provider
     if (set_up := _first_use) is not None:
         set_up()
+    if _metrics_globals.get("_METER_PROVIDER", _MOVED) is None and not _BY_ENVIRONMENT:
+        return None
     provider = metrics.get_meter_provider()
     known, answer = _meters
     if provider is not known:
