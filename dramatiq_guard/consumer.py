@@ -112,11 +112,12 @@ class GuardedConsumer(Consumer):
           message(Message): What to send.
           delay(int | None): Milliseconds to delay it by.
         """
-        self.publish(self.stack.forks.marked(message), delay)
+        self.publish(self.stack.forks.owed(delivery, message), delay)
 
     def publish(self, message: Message[Any], delay: int | None) -> None:
         """Put a copy of a message on its queue."""
-        self.stack.broker.enqueue(message, delay=delay)
+        with self.stack.forks.publishing():
+            self.stack.broker.enqueue(message, delay=delay)
 
     def promote(self, message: MessageProxy) -> None:
         """Move a delayed message that has fallen due to its queue."""

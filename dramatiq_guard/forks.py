@@ -1,16 +1,24 @@
 """Telling the copies of one message apart where a broker cannot move a message in one step.
 
 A publish whose confirm is lost is made again, and then two copies of the same retry may be in the broker.  So each
-copy carries how often its message has been settled before (``s``) and a mark of the one publish that it came from
-(``f``).  The first of them to reach a worker wins: the store remembers its mark, and the others are dropped unseen.  A
-copy of an earlier settlement is dropped, too; the winner itself may come again, after a crash.
+copy carries three marks:
 
-Ordinary messages carry neither and cost no round trip: only retries, promoted delays and what the broker says it has
-delivered before are looked up.
+- its *life* (``b``): which enqueue by the application it comes from.  One message may be enqueued twice, replayed, or
+  shovelled back from the dead letters: these are lives of their own, and nothing of one is stale because of another.
+- its *sequence* (``s``): how often the message has been settled before.
+- its *fork* (``f``): which publish it comes from.
+
+The first fork of a sequence to reach a worker wins: the store remembers it, and the others are dropped unseen.  A copy
+of an earlier settlement is dropped, too; the winner itself may come again, after a crash.
+
+Ordinary messages cost no round trip: only retries, promoted delays and what the broker says it has delivered before are
+looked up.  What a producer without the stack enqueues has no life until its first retry, and is not looked up.
 """
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
@@ -21,12 +29,16 @@ from .delivery import CARRIER, carrier_of, count
 from .errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from dramatiq import Message
 
     from .delivery import Delivery
 
-__all__ = ["SETTLED", "Deliveries", "Forks"]
+__all__ = ["LIFE", "SETTLED", "Deliveries", "Forks", "new_mark"]
 
+#: Which enqueue by the application a message comes from.
+LIFE: Final = "b"
 #: How often the message has been settled before this copy of it was sent.
 SETTLED: Final = "s"
 _FORK: Final = "f"
@@ -53,29 +65,64 @@ class Forks:
     def __init__(self, store: Deliveries | None) -> None:
         self.logger = get_logger("dramatiq_guard", "forks")
         self.store = store
+        self._local = threading.local()
         self._purge_after = 0
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """What this thread enqueues inside the block is a copy of a message that lives already."""
+        self._local.publishing = True
+        try:
+            yield
+        finally:
+            self._local.publishing = False
+
+    def enqueueing(self, message: Message[Any]) -> None:
+        """The application enqueues a message: a life begins, whatever the message has been through before."""
+        local = self._local.__dict__
+        if self.store is None or local.get("publishing") or local.get("enqueueing") is message:
+            # In the last case Dramatiq tries again, after a confirm that may have been lost: it is the same enqueue.
+            return
+        local["enqueueing"] = message
+        carrier = carrier_of(message.options)
+        carrier[LIFE] = new_mark()
+        carrier.pop(_FORK, None)
+        message.options[CARRIER] = carrier
+
+    def enqueued(self) -> None:
+        """The application has enqueued its message."""
+        if self.store is not None:
+            self._local.enqueueing = None
 
     def marked(self, message: Message[Any]) -> Message[Any]:
         """The message with a mark of its own, for one publish."""
-        if self.store is None:
+        carrier = carrier_of(message.options)
+        if self.store is None or not isinstance(carrier.get(LIFE), str):
+            return message
+        carrier.setdefault(SETTLED, 0)
+        carrier[_FORK] = new_mark()
+        return message.copy(options={CARRIER: carrier})
+
+    def owed(self, delivery: Delivery, message: Message[Any]) -> Message[Any]:
+        """A message that a delivery's end owes, marked for one publish: its life follows from the delivery's."""
+        life = carrier_of(delivery.options).get(LIFE)
+        if self.store is None or not isinstance(life, str):
             return message
         carrier = carrier_of(message.options)
-        carrier.setdefault(SETTLED, 0)
-        carrier[_FORK] = uuid4().hex[:12]
-        return message.copy(options={CARRIER: carrier})
+        carrier[LIFE] = life
+        return self.marked(message.copy(options={CARRIER: carrier}))
 
     def admits(self, delivery: Delivery) -> bool:
         """Whether this copy may run; one that another has overtaken may not."""
-        if self.store is None:
-            return True
         carrier = carrier_of(delivery.options)
+        key = _key(delivery, carrier)
+        if self.store is None or key is None or not _looked_up(delivery, carrier):
+            return True
         fork = carrier.get(_FORK)
-        if not isinstance(fork, str):
-            if not getattr(delivery.message, "redelivered", False):
-                return True
-            fork = ""
         try:
-            return self.store.claim(delivery.message_id, count(carrier.get(SETTLED)), fork, now=clock.now())
+            return self.store.claim(
+                key, count(carrier.get(SETTLED)), fork if isinstance(fork, str) else "", now=clock.now()
+            )
         except StoreError as error:
             self.logger.warning(
                 "Message %r runs without being looked up: the deliveries store is out (%s).", delivery.message_id, error
@@ -84,11 +131,12 @@ class Forks:
 
     def settled(self, delivery: Delivery) -> None:
         """Its successor is on its way: copies of this settlement or an earlier one are stale from now on."""
-        if self.store is None:
+        carrier = carrier_of(delivery.options)
+        key = _key(delivery, carrier)
+        if self.store is None or key is None:
             return
-        sequence = count(carrier_of(delivery.options).get(SETTLED)) + 1
         try:
-            self.store.advance(delivery.message_id, sequence, now=clock.now())
+            self.store.advance(key, count(carrier.get(SETTLED)) + 1, now=clock.now())
             if clock.monotonic() >= self._purge_after:
                 self._purge_after = clock.monotonic() + _PURGE_EVERY
                 self.store.purge(now=clock.now())
@@ -99,3 +147,27 @@ class Forks:
                 delivery.message_id,
                 error,
             )
+
+    def ended(self, delivery: Delivery) -> None:
+        """It is about to be acked, and an ack may be lost: if it succeeded, nothing of it is to run again.
+
+        A message that is nacked is left as it is: it may be shovelled back from the broker's dead letters.
+        """
+        if delivery.returned and not delivery.message.failed and _looked_up(delivery, carrier_of(delivery.options)):
+            self.settled(delivery)
+
+
+def new_mark() -> str:
+    """A mark that no other has."""
+    return uuid4().hex[:12]
+
+
+def _key(delivery: Delivery, carrier: Mapping[str, Any]) -> str | None:
+    """Under what a life is remembered."""
+    life = carrier.get(LIFE)
+    return f"{delivery.message_id}:{life}" if isinstance(life, str) else None
+
+
+def _looked_up(delivery: Delivery, carrier: Mapping[str, Any]) -> bool:
+    """Whether this may be one copy of several."""
+    return isinstance(carrier.get(_FORK), str) or bool(getattr(delivery.message, "redelivered", False))

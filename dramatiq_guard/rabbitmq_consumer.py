@@ -24,6 +24,7 @@ from .consumer import GuardedConsumer
 from .delivery import delivery_of
 from .errors import SettlementHeld
 from .killpoints import reach
+from .underway import Copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,14 +55,22 @@ class RabbitmqConsumer(GuardedConsumer):
 
     def __next__(self) -> MessageProxy | None:
         message = _reachably(super().__next__)
-        if message is None or not message.redelivered:
+        if message is None:
+            return None
+        delivery = delivery_of(message)
+        if not message.redelivered:
+            self.stack.underway.arrive(delivery)
             return message
-        delivery, ended = self.stack.underway.take_over(delivery_of(message))
-        if delivery is None:
+        copy, delivery = self.stack.underway.take_over(delivery)
+        if copy is Copy.NEW:
             return message
-        self.logger.info("Message %r was delivered again, and goes on where it is.", delivery.message_id)
-        if ended:
+        self.logger.info("Message %r was delivered again: it is %s.", delivery.message_id, copy.value)
+        if copy is Copy.ENDED:
             self.stack.settler.post_process(None, delivery.message)
+        elif copy is Copy.ACKED:
+            _reachably(partial(self.inner.ack, message))
+        elif copy is Copy.NACKED:
+            _reachably(partial(self.inner.nack, message))
         return None
 
     def ack(self, message: MessageProxy) -> None:
@@ -91,7 +100,8 @@ class RabbitmqConsumer(GuardedConsumer):
 
     def publish(self, message: Message[Any], delay: int | None) -> None:
         """Publish once, and wait for the confirm; a lost one is for the barrier to try again."""
-        _reachably(partial(host.rabbitmq_publish_once, self.stack.broker, message, delay))
+        with self.stack.forks.publishing():
+            _reachably(partial(host.rabbitmq_publish_once, self.stack.broker, message, delay))
 
     def close(self) -> None:
         _reachably(super().close)
@@ -104,10 +114,11 @@ class RabbitmqConsumer(GuardedConsumer):
         # What it owes is noted even if it cannot be sent: another copy may yet come, for which it is.
         settled = _reachably(partial(self.stack.settlement.settle, delivery, self))
         if settled and self.holds(delivery):
+            self.stack.forks.ended(delivery)
             reach(f"before-{name}")
             _reachably(partial(getattr(self.inner, name), message))
             delivery.acked = True
-            self.stack.underway.leave(delivery)
+            self.stack.underway.settle(delivery)
             reach(f"after-{name}")
             if name == "nack":
                 self.stack.after_death(delivery)

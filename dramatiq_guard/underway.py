@@ -7,6 +7,8 @@ be at work on them.  Running them a second time is what at-least-once allows; he
 2. Its end comes when its channel is gone: nothing can be sent for it, so it is parked with all that it owes.
 3. The same message comes again, on the next channel, to this process: the copy is not run.  The delivery takes over its
    tag, and goes on, or settles at once if it was parked.
+4. An ack that was on its way when the channel was lost may not have arrived: what was settled last is remembered, and
+   acked again if it comes again.
 
 What comes again to another process runs there, and the parked delivery is forgotten in the end.
 
@@ -16,15 +18,39 @@ This module must not know any broker or middleware.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .delivery import Delivery
 
-__all__ = ["Underway"]
+__all__ = ["Copy", "Underway"]
 
 #: How many ended deliveries wait for their messages to come again; a lost channel parks one a worker thread.
 _PARKED: Final = 1_000
+
+#: How many settled ones are remembered: no more than a channel's prefetch can be without an ack at the broker.
+_SETTLED: Final = 1_000
+
+
+class Copy(Enum):
+    """What a copy that comes again is."""
+
+    NEW = "nothing that this process has begun: it runs"
+    RUNNING = "a delivery at work, which settles on it when it ends"
+    ENDED = "a delivery that was parked, which settles on it now"
+    ACKED = "a message that was acked, and the ack was lost"
+    NACKED = "a message that was nacked, and the nack was lost"
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    options: Mapping[str, Any]
+    consumer: Any
+    failed: bool
 
 
 class Underway:
@@ -34,14 +60,30 @@ class Underway:
         self._lock = threading.Lock()
         self._running: dict[str, list[Delivery]] = {}
         self._parked: dict[str, list[Delivery]] = {}
+        self._settled: dict[str, _Settled] = {}
+
+    def arrive(self, delivery: Delivery) -> None:
+        """A message has been delivered for the first time: whatever has the same id is another copy."""
+        if delivery.message_id in self._settled:
+            self._settled.pop(delivery.message_id, None)
 
     def enter(self, delivery: Delivery) -> None:
         """Its function is about to be entered."""
         with self._lock:
             self._running.setdefault(delivery.message_id, []).append(delivery)
 
+    def settle(self, delivery: Delivery) -> None:
+        """The broker has been told of its end, if what it was told arrives."""
+        with self._lock:
+            _remove(self._running, delivery)
+            self._settled[delivery.message_id] = _Settled(
+                delivery.options, delivery.consumer, bool(delivery.message.failed)
+            )
+            if len(self._settled) > _SETTLED:
+                self._settled.pop(next(iter(self._settled)))
+
     def leave(self, delivery: Delivery, consumer: object = None) -> bool:
-        """Its end is settled, or its function is not entered after all.
+        """Its function is not entered after all.
 
         Parameters:
           delivery(Delivery): The delivery.
@@ -75,35 +117,39 @@ class Underway:
                     self._parked.pop(next(iter(self._parked)))
             return True
 
-    def take_over(self, copy: Delivery) -> tuple[Delivery | None, bool]:
-        """Find the delivery that this process has begun already, and give it the copy's place at the broker.
+    def take_over(self, copy: Delivery) -> tuple[Copy, Delivery]:
+        """Find what this process has made of a message already, and give it the copy's place at the broker.
 
         Parameters:
           copy(Delivery): What a live consumer has just been delivered, and the broker says it has delivered before.
 
         Returns:
-          tuple[Delivery | None, bool]: The delivery that goes on in the copy's place, if there is one, and whether its
-          end has come already, so that it is to be settled now.
+          tuple[Copy, Delivery]: What the copy is, and the delivery that goes on in its place, or itself.
         """
+        message_id = copy.message_id
         with self._lock:
-            for places, ended in ((self._parked, True), (self._running, False)):
-                for delivery in places.get(copy.message_id, ()):
+            settled = self._settled.get(message_id)
+            if settled is not None and _same(settled, copy):
+                del self._settled[message_id]
+                return (Copy.NACKED if settled.failed else Copy.ACKED), copy
+            for kind, places in ((Copy.ENDED, self._parked), (Copy.RUNNING, self._running)):
+                for delivery in places.get(message_id, ()):
                     if _same(delivery, copy):
-                        if ended:
+                        if kind is Copy.ENDED:
                             _remove(self._parked, delivery)
-                            self._running.setdefault(delivery.message_id, []).append(delivery)
+                            self._running.setdefault(message_id, []).append(delivery)
                         message: Any = delivery.message
                         message._tag = copy.message._tag
                         message.redelivered = True
                         delivery.consumer = copy.consumer
-                        return delivery, ended
-        return None, False
+                        return kind, delivery
+        return Copy.NEW, copy
 
 
-def _same(delivery: Delivery, copy: Delivery) -> bool:
-    """Whether a copy is the very message of a delivery whose channel is gone, and no other attempt of it."""
-    consumer: Any = delivery.consumer
-    return delivery.options == copy.options and consumer is not copy.consumer and not consumer.alive()
+def _same(known: Delivery | _Settled, copy: Delivery) -> bool:
+    """Whether a copy is the very message that came over a channel that is gone, and no other attempt of it."""
+    consumer: Any = known.consumer
+    return known.options == copy.options and consumer is not copy.consumer and not consumer.alive()
 
 
 def _remove(places: dict[str, list[Delivery]], delivery: Delivery) -> bool:

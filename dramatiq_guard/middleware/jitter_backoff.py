@@ -25,13 +25,14 @@ from ..dead_letters.letter import Attempt, compact_traceback, summarize_error
 from ..delivery import CARRIER, Due, Successor, carrier_of, count, delivery_of
 from ..errors import SetupError
 from ..failure_log import LOG_MODES, FailureLog, LogMode
-from ..forks import SETTLED, Deliveries
+from ..forks import LIFE, SETTLED, Deliveries, new_mark
 from ..history import extended, first_failure
 from ..killpoints import reach
 from ..options import look_up, number
 from ..policy.backoff import Backoff
 from ..policy.decision import Counts, Decision, Limits, Step, decide
 from ..policy.duration import milliseconds
+from ..wiring import stack_of
 from .base import GuardMiddleware
 
 if TYPE_CHECKING:
@@ -142,6 +143,14 @@ class JitterBackoff(GuardMiddleware, Retries):
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         super().before_worker_boot(broker, worker)
         FailureLog(broker, self.log).install()
+
+    def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        if self.deliveries is not None:
+            stack_of(broker).forks.enqueueing(message)
+
+    def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        if self.deliveries is not None:
+            stack_of(broker).forks.enqueued()
 
     def plan(self, actor_options: Mapping[str, Any], message_options: Mapping[str, Any]) -> tuple[Limits, Backoff]:
         """The limits and the backoff that hold for an actor, and for one message of it.
@@ -323,6 +332,8 @@ class JitterBackoff(GuardMiddleware, Retries):
             options["requeue_timestamp"] = now
             options["traceback"] = compact_traceback(error, redact=delivery.stack.redact_text)
         carrier[SETTLED] = count(carrier.get(SETTLED)) + 1
+        if self.deliveries is not None:
+            carrier.setdefault(LIFE, new_mark())
         traceparent = telemetry.current_traceparent()
         if traceparent is not None:
             carrier["prev"] = traceparent

@@ -1,0 +1,233 @@
+"""A worker inside the test on a RabbitMQ that fails, and the accounts of it: planned, done, dead, left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import dramatiq
+import pika
+import pytest
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.middleware import (
+    AgeLimit,
+    AsyncIO,
+    Callbacks,
+    CurrentMessage,
+    Middleware,
+    Pipelines,
+    Retries,
+    ShutdownNotifications,
+    TimeLimit,
+)
+
+from dramatiq_guard import Classify, DeadLetter, JitterBackoff, install
+from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
+from tests.support.waiting import wait_until
+
+__all__ = ["Refused", "World", "impatient"]
+
+#: Short waits, so that four attempts end within seconds.
+BACKOFF: dict[str, int] = {"min_backoff": 200, "max_backoff": 600}
+
+
+class Refused(Exception):
+    """What a job dies of that must not be tried again."""
+
+
+def impatient(patch: pytest.MonkeyPatch) -> None:
+    """Let consumers come back sooner than Dramatiq's three seconds, and stock settlements than its five."""
+    patch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.5)
+    patch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.5)
+
+
+class World:
+    """A broker, its jobs and what became of them.
+
+    Parameters:
+      url(str): What the broker connects to: the server, or a proxy before it.
+      server(str): The server itself, where its queues are looked into; `url` by default.
+      stock(bool): Whether the stack is left out.
+      deliveries(object): The store of deliveries, or none.
+      letters(MemoryDeadLetters): The store of letters.
+      middleware(Iterable[Middleware]): Further middlewares.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        server: str | None = None,
+        stock: bool = False,
+        deliveries: Any = None,
+        letters: Any = None,
+        middleware: Iterable[Middleware] = (),
+    ) -> None:
+        self.server = server or url
+        self.letters = letters if letters is not None else MemoryDeadLetters()
+        others = [AgeLimit(), TimeLimit(interval=100), ShutdownNotifications(), Callbacks(), Pipelines()]
+        self.broker = RabbitmqBroker(
+            url=url, confirm_delivery=True, middleware=[*others, CurrentMessage(), AsyncIO(), *middleware, Retries()]
+        )
+        if not stock:
+            install(
+                self.broker,
+                Classify(builtin=False),
+                JitterBackoff(log="summary", deliveries=deliveries, **BACKOFF),
+                DeadLetter(self.letters),
+            )
+        self.worker: dramatiq.Worker | None = None
+        self.planned: Counter[str] = Counter()
+        self.dying: set[str] = set()
+        self._lock = threading.Lock()
+        self._runs: list[str] = []
+        self._done: list[str] = []
+        self._gates: dict[str, threading.Event] = {}
+        self._declare()
+
+    # -- the jobs ----------------------------------------------------------------------------------------------------
+
+    def _declare(self) -> None:
+        @dramatiq.actor(broker=self.broker, max_retries=10, throws=Refused, **BACKOFF)
+        def job(key: str, fails: int = 0, gate: str = "", refused: bool = False) -> None:
+            self._run(key)
+            if gate:
+                assert self.gate(gate).wait(60), f"nobody opened {gate}"
+            self._end(key, fails, refused)
+
+        @dramatiq.actor(broker=self.broker, max_retries=10, throws=Refused, **BACKOFF)
+        async def ajob(key: str, fails: int = 0, gate: str = "", refused: bool = False) -> None:
+            self._run(key)
+            if gate:
+                assert await asyncio.to_thread(self.gate(gate).wait, 60), f"nobody opened {gate}"
+            self._end(key, fails, refused)
+
+        self.job, self.ajob = job, ajob
+
+    def _run(self, key: str) -> None:
+        with self._lock:
+            self._runs.append(key)
+
+    def _end(self, key: str, fails: int, refused: bool) -> None:
+        message = CurrentMessage.get_current_message()
+        assert message is not None
+        if refused:
+            raise Refused(key)
+        if message.options.get("retries", 0) < fails:
+            raise RuntimeError(key)
+        with self._lock:
+            self._done.append(key)
+
+    def gate(self, name: str) -> threading.Event:
+        """The event that jobs with this gate wait for."""
+        with self._lock:
+            return self._gates.setdefault(name, threading.Event())
+
+    def send(
+        self,
+        key: str,
+        *,
+        fails: int = 0,
+        refused: bool = False,
+        gate: str = "",
+        delay: int | None = None,
+        sync: bool = True,
+    ) -> None:
+        """Send a job, and plan how often it runs and how it ends."""
+        self.planned[key] = 1 + fails
+        if refused:
+            self.dying.add(key)
+        actor = self.job if sync else self.ajob
+        actor.send_with_options(args=(key, fails, gate, refused), delay=delay)
+
+    # -- the worker --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def working(self, threads: int = 8) -> Iterator[dramatiq.Worker]:
+        """Run a worker; it is stopped at the end, whatever happened."""
+        self.worker = dramatiq.Worker(self.broker, worker_timeout=200, worker_threads=threads)
+        self.worker.start()
+        try:
+            yield self.worker
+        finally:
+            for gate in self._gates.values():
+                gate.set()
+            self.worker.stop(timeout=10_000)
+            self.broker.close()
+
+    def consuming(self) -> set[int]:
+        """The consumers, by identity, that are connected now; a reconnect makes new ones."""
+        assert self.worker is not None
+        found = set()
+        for thread in self.worker.consumers.values():
+            consumer: Any = thread.consumer
+            if consumer is not None and consumer.connection.is_open:
+                found.add(id(consumer.connection))
+        return found
+
+    def dead_threads(self) -> list[str]:
+        """The worker and consumer threads that have died."""
+        assert self.worker is not None
+        threads: list[Any] = [*self.worker.workers, *self.worker.consumers.values()]
+        return [repr(thread) for thread in threads if not thread.is_alive()]
+
+    # -- the accounts ------------------------------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> Counter[str]:
+        """How often each job has been run."""
+        with self._lock:
+            return Counter(self._runs)
+
+    @property
+    def done(self) -> Counter[str]:
+        """How often each job has come to its good end."""
+        with self._lock:
+            return Counter(self._done)
+
+    @property
+    def surplus(self) -> dict[str, int]:
+        """The runs beyond the plan."""
+        return dict(self.runs - self.planned)
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """The planned runs that did not happen."""
+        return dict(self.planned - self.runs)
+
+    @property
+    def buried(self) -> Counter[str]:
+        """The jobs that left a letter."""
+        return Counter(letter.args[0] for letter in self.letters.page(limit=500).letters)
+
+    def waiting(self, *queues: str) -> int:
+        """How many messages lie ready on the queue and the delay queue."""
+        with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self.server))) as connection:
+            channel = connection.channel()
+            names = queues or ("default", "default.DQ")
+            return sum(int(channel.queue_declare(name, passive=True).method.message_count) for name in names)
+
+    def dead(self) -> Counter[str]:
+        """The jobs among the broker's own dead letters."""
+        found: Counter[str] = Counter()
+        with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self.server))) as connection:
+            channel = connection.channel()
+            while (answer := channel.basic_get("default.XQ"))[0] is not None:
+                found[dramatiq.Message.decode(answer[2]).args[0]] += 1
+        return found
+
+    def finish(self, timeout: float = 45.0) -> None:
+        """Wait until every job has come to the end that was planned for it."""
+        good = {key for key in self.planned if key not in self.dying}
+        wait_until(
+            lambda: good <= self.done.keys() and self.dying <= self.buried.keys(),
+            timeout,
+            lambda: (
+                f"the end: not done {good - self.done.keys()}, not buried {self.dying - self.buried.keys()}, "
+                f"missing {self.missing}, surplus {self.surplus}"
+            ),
+        )
