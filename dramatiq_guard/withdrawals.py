@@ -32,9 +32,6 @@ __all__ = ["Withdrawals"]
 #: its message becomes a suspect.  More often where a broker takes workers for dead sooner.
 _EVERY: Final = 5_000
 
-#: How long, in milliseconds, a store that did not answer is not asked for a withdrawal again.
-_QUIET: Final = 5_000
-
 #: How many letters are settled by one call, how many suspects are known, and how many of either kind are remembered
 #: while the store is out.
 _AT_ONCE: Final = 1_000
@@ -63,8 +60,8 @@ class Withdrawals:
         self._settled: dict[str, int] = {}
         #: Letters to withdraw that the store was out for.
         self._owed: deque[str] = deque(maxlen=_REMEMBERED)
-        self._quiet_until = 0
-        self._complained = False
+        #: Whether the store did not answer when it was last asked; then only the thread asks it.
+        self._out = False
         self._shutting_down = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -90,14 +87,11 @@ class Withdrawals:
         Raises:
           StoreError: The store refuses.
         """
-        if clock.monotonic() >= self._quiet_until:
+        if not self._out:
             try:
                 self._withdraw(letter_id)
             except StoreUnavailable as error:
-                self._quiet_until = clock.monotonic() + _QUIET
-                self.logger.warning(
-                    "Letter %r cannot be withdrawn now, and will be later: the store is out (%s).", letter_id, error
-                )
+                self._is_out(error)
             else:
                 return
         if ended:
@@ -137,11 +131,9 @@ class Withdrawals:
                 self._owed.popleft()
             self._look()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next round tries again
-            if not self._complained:
-                self.logger.warning("Letters cannot be settled now (%s); it goes on trying.", error)
-            self._complained = True
+            self._is_out(error)
         else:
-            self._complained = False
+            self._out = False
 
     def _run(self) -> None:
         while not clock.wait(self._closed, self.every):
@@ -168,6 +160,11 @@ class Withdrawals:
         if late:
             self.store.settled(late, now=clock.now())
         self._suspects = frozenset(found.difference(late))
+
+    def _is_out(self, why: Exception) -> None:
+        known, self._out = self._out, True
+        if not known:
+            self.logger.warning("Letters can be neither settled nor withdrawn now (%s); it goes on trying.", why)
 
     def _drained(self) -> list[tuple[str, Any]]:
         return [self._fresh.popleft() for _ in range(len(self._fresh))]

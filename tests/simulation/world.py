@@ -38,10 +38,12 @@ from dramatiq_guard import (
     install,
     killpoints,
 )
+from dramatiq_guard.dead_letters.letter import Letter
 from dramatiq_guard.errors import StoreUnavailable
 from dramatiq_guard.redis_upkeep import RedisUpkeep
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
 from dramatiq_guard.wiring import stack_of
+from dramatiq_guard.withdrawals import Withdrawals
 
 from .redis_model import ERRORS, ModelClient, ModelRedis
 
@@ -100,6 +102,7 @@ class Sent:
     kind: str
     attempts: int
     letter: str | None = None
+    travelled: bool = False
     runs: list[int] = field(default_factory=list)
     done: int = 0
 
@@ -188,6 +191,7 @@ class World:
             for name in ("dramatiq.brokers.redis.time.sleep", "dramatiq_guard.interrupts.Interrupts.start"):
                 stack.enter_context(mock.patch(name, nothing))
             stack.enter_context(mock.patch.object(RedisUpkeep, "start", nothing))
+            stack.enter_context(mock.patch.object(Withdrawals, "start", nothing))
             logging.disable(logging.CRITICAL)
             try:
                 yield
@@ -239,7 +243,7 @@ class World:
     def send_all(self) -> None:
         """Put messages of every kind on the broker, behind the back of the faults."""
         producer = Process(self, works=False)
-        kinds = ("fine", "flaky", "permanent", "exhausted", "deferred", "unknown", "pipeline", "hard")
+        kinds = ("fine", "flaky", "permanent", "exhausted", "deferred", "unknown", "pipeline", "hard", "wavering")
         for at in range(self.messages):
             kind = kinds[at] if at < len(kinds) else self.random.choice(kinds)
             times = self.random.randrange(1, 4)
@@ -253,6 +257,7 @@ class World:
                 "deferred": Sent("deferred", 1),
                 "unknown": Sent("unknown", 0, "unknown_actor"),
                 "pipeline": Sent("pipeline", 1),
+                "wavering": Sent("wavering", 1),
             }[kind]
             message = dramatiq.Message(
                 queue_name=QUEUE,
@@ -281,7 +286,7 @@ class World:
             plan.done += 1
             return
         plan.runs.append(delivery.attempt)
-        if kind == "permanent":
+        if kind == "permanent" or (kind == "wavering" and len(plan.runs) == 1):
             raise Permanent("never")
         if kind == "exhausted" or (kind in ("flaky", "hard") and delivery.attempt <= times):
             raise Retryable("once more")
@@ -300,6 +305,10 @@ class World:
         for message_id, plan in self.sent.items():
             has = letters.get(message_id, [])
             wanted = [] if plan.letter is None else [plan.letter]
+            if plan.kind == "wavering" and (not plan.done or plan.travelled):
+                # It dies at its first run, and succeeds if a kill brings it back after that.  Only a letter that was on
+                # its way to a store that is out cannot be withdrawn then.
+                plan.letter, wanted = "permanent", has if plan.done else ["permanent"]
             if has != wanted:
                 found.append(f"{plan.kind}: letters {has}, wanted {wanted}")
             if plan.letter is None and not plan.done:
@@ -323,6 +332,13 @@ class FaultyLetters:
         self.world = world
         self.process = process
 
+    def put(self, letter: Letter) -> bool:
+        try:
+            return bool(self.world.reach_store(self.process, lambda: self.world.letters.put(letter)))
+        except StoreUnavailable:
+            self.world.sent[letter.message_id].travelled = True
+            raise
+
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.world.letters, name)
 
@@ -340,12 +356,9 @@ class Process:
         self.dead = False
         client = ModelClient(world.server, lambda _, command: world.reach_broker(self, command))
         self.broker = RedisBroker(client=client, maintenance_chance=0, heartbeat_timeout=HEARTBEAT_TIMEOUT)  # type: ignore[no-untyped-call]
-        install(
-            self.broker,
-            Classify(),
-            JitterBackoff(min_backoff=200, max_backoff=1_000, max_retries=3),
-            DeadLetter(FaultyLetters(world, self)),  # type: ignore[arg-type]
-        )
+        dead_letter = DeadLetter(FaultyLetters(world, self))  # type: ignore[arg-type]
+        self.withdrawals = dead_letter.withdrawals
+        install(self.broker, Classify(), JitterBackoff(min_backoff=200, max_backoff=1_000, max_retries=3), dead_letter)
         dramatiq.actor(world.work, actor_name="work", broker=self.broker)
         dramatiq.actor(self._stage, actor_name="stage", broker=self.broker)
         if works:
@@ -361,6 +374,7 @@ class Process:
         outages, self.world.broker_out = self.world.broker_out, []
         store_outages, self.world.store_out = self.world.store_out, []
         self.broker.emit_before("worker_boot", self.worker)
+        self.withdrawals.round()
         self.world.calm, self.world.broker_out, self.world.store_out = calm, outages, store_outages
         self.settler = stack_of(self.broker).settler
         self.settler._later = lambda *held: self.held.append(held)  # type: ignore[method-assign]
@@ -384,7 +398,9 @@ class Process:
         outer, self.world.running = self.world.running, self
         try:
             self.keep_up()
-            self.world.random.choice((self._consume, self._consume, self._work, self._work, self._settle))()
+            self.world.random.choice(
+                (*[self._consume] * 3, *[self._work] * 3, *[self._settle] * 2, self.withdrawals.round)
+            )()
         except Killed:
             pass
         finally:
