@@ -158,7 +158,13 @@ class Settlement:
         if not delivery.entered and error is None:
             # Another middleware skipped it before the actor was reached: that decision stands.
             return True
-        self.decider.decide(delivery, error if error is not None else Undecided("the delivery was interrupted"))
+        try:
+            self.decider.decide(delivery, error if error is not None else Undecided("the delivery was interrupted"))
+        except Exception:
+            self.logger.critical(
+                "Nothing could be decided for message %r; it dies.", delivery.message_id, exc_info=True
+            )
+            delivery.message.fail()
         return not delivery.message.failed
 
     def _perform(self, delivery: Delivery, holder: Holder) -> bool:

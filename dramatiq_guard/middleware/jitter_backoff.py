@@ -134,6 +134,7 @@ class JitterBackoff(GuardMiddleware, Retries):
         self.max_backoff = self.backoff.max_backoff
         self.retry_when = retry_when
         self.log = log
+        self._complained: set[str] = set()
         self.deliveries = deliveries
 
     @property
@@ -291,12 +292,16 @@ class JitterBackoff(GuardMiddleware, Retries):
             return None
         try:
             return bool(predicate(delivery.retries, error))
-        except Exception:
-            self.logger.exception(
-                "retry_when of actor %r raised for message %r; the error counts as retryable.",
-                delivery.message.actor_name,
+        except BaseException as raised:
+            name = delivery.message.actor_name
+            self.logger.error(
+                "retry_when of actor %r raised %r for message %r; the error counts as retryable.",
+                name,
+                raised,
                 delivery.message_id,
+                exc_info=name not in self._complained,  # once: a storm must not fill the disk
             )
+            self._complained.add(name)
             return None
 
     def _options_after(
