@@ -10,6 +10,7 @@ from .delivery import current_delivery
 from .errors import Defer, Fatal, GuardError, Permanent, Retryable
 from .middleware.classify import Classify
 from .middleware.dead_letter import DeadLetter
+from .middleware.graceful_shutdown import GracefulShutdown
 from .middleware.jitter_backoff import JitterBackoff
 from .middleware.tracing import Tracing
 from .policy.explain import explain
@@ -23,6 +24,7 @@ __all__ = [
     "DeadLetter",
     "Defer",
     "Fatal",
+    "GracefulShutdown",
     "GuardError",
     "JitterBackoff",
     "Permanent",

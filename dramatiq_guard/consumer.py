@@ -7,12 +7,13 @@ while the broker or a store is out, with the message still unacked.  This one kn
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.broker import Consumer
 from dramatiq.errors import ConnectionClosed
 
-from . import host, telemetry
+from . import clock, host, telemetry
 from .delivery import delivery_of, enter, peek, stamp
 from .killpoints import reach
 from .settlement import is_outage
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedConsumer"]
 
+#: Never set: waiting for it is sleeping on our clock.
+_NEVER: Final = Event()
+
 
 class GuardedConsumer(Consumer):
     """Stamps what a consumer delivers, and settles it before it is acked or nacked.
@@ -42,8 +46,13 @@ class GuardedConsumer(Consumer):
         self.inner: Any = inner
         self.stack = stack
         self.queue_name = queue_name
+        #: Whether it has noticed that nothing more is to be fetched.
+        self.drained = False
 
     def __next__(self) -> MessageProxy | None:
+        if self.stack.draining:
+            self.idle()
+            return None
         message: MessageProxy | None = next(self.inner)
         if message is not None:
             stamp(message, self).stack = self.stack
@@ -74,6 +83,23 @@ class GuardedConsumer(Consumer):
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Hand messages back that were not processed."""
         self.inner.requeue(messages)
+
+    def idle(self) -> None:
+        """Fetch nothing, since the worker ends; what keeps the connection alive goes on."""
+        self.drained = True
+        clock.wait(_NEVER, 50)
+
+    def hand_back(self, messages: list[MessageProxy]) -> int:
+        """Return messages that were fetched to the head of their queue, in their order.
+
+        Parameters:
+          messages(list[MessageProxy]): Those that came from this consumer and are not being settled.
+
+        Returns:
+          int: How many were returned, those that only this consumer knew of included.
+        """
+        self.requeue(messages)
+        return len(messages)
 
     def close(self) -> None:
         """Close the broker's consumer."""

@@ -5,7 +5,7 @@ that stops the queue for everybody.  And its delay consumer loses what it holds 
 fall due.  So each consumer thread is adopted when it boots:
 
 1. On a worker thread a settlement that is held is repeated, after waits that grow from 0.1 to 5 seconds.
-2. On a consumer thread nothing waits: the settler thread repeats it.
+2. A consumer thread settles nothing, since a store that is slow would hold up its queue: the settler thread does.
 3. Once shutdown has begun, a settlement that fails ends at once: the message stays unacked and is redelivered.
 4. A delayed message stays in the delay queue until it has been moved.
 """
@@ -65,19 +65,23 @@ class Settler:
     def post_process(self, thread: Any, message: MessageProxy) -> None:
         """Settle a message and ack or nack it; in place of `ConsumerThread.post_process_message`."""
         if isinstance(threading.current_thread(), ConsumerThread):
-            try:
-                self._settle(thread, message)
-            except BrokerConnectionError:
-                self._later(thread, message)
-            except Exception:  # noqa: BLE001 - said by _unexpected
-                self._unexpected(message)
+            if not self._later(thread, message):
+                self._try(thread, message)
             return
-        self._settle_patiently(thread, message)
-        delivery_of(message).ended = True
+        delivery = delivery_of(message)
+        try:
+            self._settle_patiently(thread, message)
+            delivery.ended = True
+        finally:
+            if delivery.stack is not None:
+                delivery.stack.in_flight.pop(id(delivery), None)
 
     def promote_due(self, thread: Any) -> None:
         """Move the delayed messages that have fallen due; in place of `ConsumerThread.handle_delayed_messages`."""
         queue = thread.delay_queue
+        if thread.consumer.stack.draining:
+            # What is delayed here goes back to the broker.
+            return
         for item in iter_queue(queue):
             try:
                 if item.priority > clock.now():
@@ -145,14 +149,15 @@ class Settler:
             exc_info=True,  # noqa: LOG014 - called where an error is handled
         )
 
-    def _later(self, thread: Any, message: MessageProxy) -> None:
+    def _later(self, thread: Any, message: MessageProxy) -> bool:
         if self.closing.is_set():
-            return
+            return False
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="dramatiq-guard-settler", daemon=True)
                 self._thread.start()
         self._held.put((thread, message))
+        return True
 
     def _run(self) -> None:
         """Try what is held in turns, so that one that cannot be settled holds up no other."""

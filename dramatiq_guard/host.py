@@ -6,6 +6,7 @@ When upstream moves one of them, this is the file to mend; `tests/host_facts` fa
 from __future__ import annotations
 
 import ctypes
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -31,6 +32,9 @@ __all__ = [
     "canonical_queue",
     "clear_interrupt",
     "delay_consumer",
+    "enter_command_line_worker",
+    "in_command_line_worker",
+    "is_command_line_handler",
     "is_gevent_active",
     "kind_of",
     "promoted",
@@ -41,6 +45,7 @@ __all__ = [
     "redis_ack_set",
     "redis_bound_client",
     "redis_copy",
+    "redis_hand_back",
     "redis_maintain",
     "redis_message_id",
     "redis_messages",
@@ -131,6 +136,24 @@ def clear_interrupt(thread_id: int) -> None:
     Unregistering alone is not enough: 200 of 200 late interrupts still arrived without this, none with it.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+
+
+def is_command_line_handler(handler: object) -> bool:
+    """Whether this is the signal handler that a worker process of the dramatiq command installs before it boots."""
+    return getattr(handler, "__qualname__", "") == "worker_process.<locals>.termhandler"
+
+
+def in_command_line_worker() -> bool:
+    """Whether this is a worker process of the dramatiq command, whose end is ours; set when it boots."""
+    return _COMMAND_LINE_WORKER.is_set()
+
+
+def enter_command_line_worker() -> None:
+    """Take note that this is a worker process of the dramatiq command."""
+    _COMMAND_LINE_WORKER.set()
+
+
+_COMMAND_LINE_WORKER: Final = Event()
 
 
 def stop_event_loop() -> None:
@@ -245,6 +268,37 @@ def redis_send_part(
         f"{broker.namespace}:{to_queue}",
     ]
     return bool(script(keys=keys, args=[redis_message_id, part, new_redis_message_id, body, _PARTS_KEPT]))
+
+
+#: Returns messages that this process holds to the head of their queue, the first of them first.
+_HAND_BACK: Final = """
+local back = 0
+for i = #ARGV, 1, -1 do
+    if redis.call("srem", KEYS[1], ARGV[i]) > 0 and redis.call("hexists", KEYS[2], ARGV[i]) > 0 then
+        redis.call("lpush", KEYS[3], ARGV[i])
+        back = back + 1
+    end
+end
+return back
+"""
+
+
+def redis_hand_back(broker: Any, queue_name: str, ids: list[str]) -> int:
+    """Return messages that this process holds to the head of their queue, in their order.
+
+    Returns:
+      int: How many of them were still held.
+    """
+    script = broker.__dict__.get("_dramatiq_guard_hand_back")
+    if script is None:
+        script = broker.__dict__["_dramatiq_guard_hand_back"] = broker.client.register_script(_HAND_BACK)
+    keys = [
+        redis_ack_set(broker, queue_name),
+        redis_messages(broker, queue_name),
+        f"{broker.namespace}:{queue_name}",
+    ]
+    # From the end, so that the first ones come to lie before the others.
+    return sum(int(script(keys=keys, args=ids[max(0, end - 500) : end])) for end in range(len(ids), 0, -500))
 
 
 def redis_maintain(broker: Any, queue_name: str, *, reclaiming: bool = True) -> None:

@@ -99,6 +99,20 @@ class Interrupts:
                     )
                     self._raise(run, Shutdown)
 
+    def interrupt_all(self) -> int:
+        """Interrupt every armed run, whether it asked to be told or not: its time is up.
+
+        Returns:
+          int: How many were interrupted.
+        """
+        self.shutting_down = True
+        with self._lock:
+            running = list(self._runs.values())
+            for run in running:
+                self.logger.warning("Shutdown: raising an exception in worker thread %r.", run.thread_id)
+                self._raise(run, Shutdown)
+        return len(running)
+
     def arm(self, run: Run) -> None:
         """Let a run be interrupted from now on."""
         run.thread_id = threading.get_ident()

@@ -54,6 +54,9 @@ class RabbitmqConsumer(GuardedConsumer):
         self.logger = get_logger("dramatiq_guard", "rabbitmq_consumer")
 
     def __next__(self) -> MessageProxy | None:
+        if self.stack.draining:
+            self.idle()
+            return None
         message = _reachably(super().__next__)
         if message is None:
             return None
@@ -102,6 +105,31 @@ class RabbitmqConsumer(GuardedConsumer):
         """Publish once, and wait for the confirm; a lost one is for the barrier to try again."""
         with self.stack.forks.publishing():
             _reachably(partial(host.rabbitmq_publish_once, self.stack.broker, message, delay))
+
+    def idle(self) -> None:
+        """Consume nothing more, and hand back what pika has buffered; acks and heartbeats go on."""
+        if not self.drained:
+            _reachably(self.inner.channel.cancel)
+            self.drained = True
+        _reachably(partial(self.inner.connection.process_data_events, time_limit=0.05))
+
+    def hand_back(self, messages: list[MessageProxy]) -> int:
+        back = 0
+        for message in messages:
+            if self.holds(delivery_of(message)):
+                self.inner.known_tags.discard(message._tag)
+                nack = partial(self.inner.channel.basic_nack, message._tag, requeue=True)
+                _reachably(partial(self.inner.connection.add_callback_threadsafe, nack))
+                back += 1
+        return back
+
+    def promote(self, message: MessageProxy) -> None:
+        if not self.alive():
+            raise ConnectionClosed("the connection that this delayed message came over is gone")
+        self.publish(self.stack.forks.marked(host.promoted(message)), None)
+        # Before the ack, which may fail or be lost: its copy must not be promoted again.
+        self.stack.underway.settle(delivery_of(message))
+        _reachably(partial(self.inner.ack, message))
 
     def close(self) -> None:
         _reachably(super().close)

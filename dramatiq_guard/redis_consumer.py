@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import redis
+from dramatiq import Message
 from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.logging import get_logger
 
@@ -26,7 +27,6 @@ from .settlement import is_outage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dramatiq import Message
     from dramatiq.broker import Consumer, MessageProxy
 
     from .delivery import Delivery
@@ -71,6 +71,9 @@ class RedisConsumer(GuardedConsumer):
             self.held.clear()
 
     def __next__(self) -> MessageProxy | None:
+        if self.stack.draining:
+            self.idle()
+            return None
         if not self.inner.message_cache and clock.monotonic() >= self._reclaim_after:
             _reachably(self.reclaim)
             self._reclaim_after = clock.monotonic() + _RECLAIM_EVERY
@@ -98,6 +101,18 @@ class RedisConsumer(GuardedConsumer):
         _reachably(partial(super().requeue, messages))
         for message in messages:
             self._release(message)
+
+    def hand_back(self, messages: list[MessageProxy]) -> int:
+        ids = [message.options["redis_message_id"] for message in messages]
+        # Fetched, and not looked at yet: later ones than those that were.
+        for body in self.inner.message_cache:
+            with suppress(DecodeError, KeyError):
+                ids.append(Message.decode(body).options["redis_message_id"])
+        self.inner.message_cache.clear()
+        back: int = _reachably(partial(host.redis_hand_back, self.broker, self.queue_name, ids))
+        for message in messages:
+            self._release(message)
+        return back
 
     def close(self) -> None:
         # Of what was fetched and not yet looked at only the bodies are known; their ids are those that nobody holds.

@@ -22,6 +22,7 @@ from .seam import Seam
 from .settlement import Settlement
 from .substitutes import substitute
 from .underway import Underway
+from .worker_exit import WorkerExit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,10 @@ class Stack:
         self.upkeep: Any = None
         self.holdings: Any = None
         self.underway = Underway()
+        #: What is being processed or settled by a worker thread just now.
+        self.in_flight: dict[int, Delivery] = {}
+        #: Set when the end has begun: consumers fetch nothing more.
+        self.draining = False
         self.assemble()
 
     def assemble(self) -> None:
@@ -77,6 +82,7 @@ class Stack:
         self.undertakers: tuple[Any, ...] = tuple(m for m in middlewares if hasattr(m, "bury_undecodable"))
         self.mourners: tuple[Any, ...] = tuple(m for m in middlewares if hasattr(m, "buried"))
         self.settler = Settler(self.broker)
+        self.exit = WorkerExit(self)
         deliveries = [m.deliveries for m in middlewares if getattr(m, "deliveries", None) is not None]
         self.forks = Forks(deliveries[0] if deliveries else None)
 
@@ -180,6 +186,8 @@ def boot(broker: Broker, worker: Worker) -> None:
         # Dramatiq's AsyncIO may have booted before us, and its thread would keep the process alive for ever.
         host.stop_event_loop()
         raise
+    stack.draining = False
+    stack.in_flight.clear()
     stack.assemble()
     stack.start()
     host.wrap_consume(broker, stack.wrap_consumer)
@@ -192,6 +200,7 @@ def begin(broker: Broker, message: MessageProxy) -> Delivery:
     if not delivery.began:
         delivery.stack = stack_of(broker)
         delivery.began = True
+        delivery.stack.in_flight[id(delivery)] = delivery
         if "throws" in message.options:
             _check_throws(message)
         enter(delivery)

@@ -1,0 +1,274 @@
+"""How a worker process ends: the one owner of it, whoever asks.
+
+The life of an end:
+
+1. Somebody asks: a signal, a fatal error, Dramatiq's own ``Worker.stop``.  Only the first one counts; a later one may
+   make the exit code worse.
+2. No more is fetched.  What was prefetched or delayed goes back to its queue at once, in its order; worker threads take
+   nothing up any more.  Consumers go on polling, for their heartbeats and acks.
+3. What is in flight may finish until the soft deadline; then it is interrupted, and requeued without being counted.
+4. What is still in flight at the hard deadline is requeued as it is, and the process leaves with 75.
+5. Otherwise Dramatiq's main thread ends the worker as usual, and the last hook gives the exit code.  If anything hangs
+   on the way, the hard deadline is the end of that, too; if the interpreter is held, faulthandler ends it, with 1.
+
+==== =================================================================================
+code means
+==== =================================================================================
+0    everything finished or was handed back
+1    the interpreter itself was held, and faulthandler ended the process
+70   a fatal error
+75   left at the hard deadline with threads still running; their messages were requeued
+==== =================================================================================
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+from dramatiq.common import iter_queue
+from dramatiq.logging import get_logger
+
+from . import clock, host, telemetry
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from dramatiq.worker import Worker
+
+    from .wiring import Stack
+
+__all__ = ["ABANDONED", "FATAL", "WorkerExit"]
+
+FATAL: Final = 70
+ABANDONED: Final = 75
+
+#: Signals within so many milliseconds count as one: a process group gets each of them twice.
+_SAME_SIGNAL: Final = 2_000
+
+#: How long, in milliseconds, faulthandler waits beyond the hard deadline.
+_HELD_BEYOND: Final = 2_000
+
+#: How long, in milliseconds, telemetry may take at the very end.
+_FLUSH: Final = 2_000
+
+
+class WorkerExit:
+    """The end of one worker process.
+
+    Parameters:
+      stack(Stack): The wiring of the broker.
+      soft_deadline(int): Milliseconds that what is in flight may take before it is interrupted.
+      hard_deadline(int): Milliseconds after which the process leaves, whatever is running.
+    """
+
+    def __init__(self, stack: Stack, soft_deadline: int = 25_000, hard_deadline: int = 28_000) -> None:
+        self.logger = get_logger("dramatiq_guard", "worker_exit")
+        self.stack = stack
+        self.soft_deadline = soft_deadline
+        self.hard_deadline = hard_deadline
+        self.code = 0
+        self.reason = ""
+        self.began_at: int | None = None
+        self.in_flight = 0
+        self.handed_back = 0
+        self.interrupted = 0
+        self.worker: Worker | None = None
+        self._lock = threading.Lock()
+        self._hurry = threading.Event()
+        self._finished = threading.Event()
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def begun(self) -> bool:
+        """Whether the end has begun."""
+        return self.began_at is not None
+
+    # -- asking for it -----------------------------------------------------------------------------------------------
+
+    def install(self, worker: Worker) -> None:
+        """Take over the signals of a worker process of the dramatiq command; elsewhere they are somebody else's."""
+        self.worker = worker
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            previous = signal.getsignal(signum)
+            if host.is_command_line_handler(previous):
+                host.enter_command_line_worker()
+                self._previous[signum] = previous
+                signal.signal(signum, self._on_signal)
+
+    def begin(self, reason: str, code: int = 0) -> None:
+        """Begin the end, or make the code of one that has begun worse.
+
+        Parameters:
+          reason(str): Why, for the log.
+          code(int): The exit code.
+        """
+        with self._lock:
+            if code and (self.code == 0 or self.code == ABANDONED):
+                self.code, self.reason = code, reason
+            if self.begun:
+                return
+            self.reason = reason
+            self.began_at = clock.monotonic()
+        self.logger.info("The worker process ends: %s.", reason)
+        threading.Thread(target=self._run, name="dramatiq-guard-exit", daemon=True).start()
+        if self._previous and threading.current_thread() is not threading.main_thread():
+            # Dramatiq's main thread sleeps in a loop that only its own handler ends.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        first = self.began_at
+        previous = self._previous.pop(signum, None)
+        if previous is not None:
+            # Once: the second call of Dramatiq's own handler is `sys.exit(1)`.
+            self._previous.clear()
+            previous(signum, frame)
+        if first is None:
+            # Not in the handler itself: it may have interrupted whoever holds a lock that this takes.
+            name = signal.Signals(signum).name
+            threading.Thread(target=self.begin, args=(f"{name} was received",), daemon=True).start()
+        elif clock.monotonic() - first > _SAME_SIGNAL:
+            self._hurry.set()
+
+    # -- the course of it --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._end()
+        except BaseException:
+            self.logger.critical("The end of the worker process failed; it leaves at once.", exc_info=True)
+            os._exit(self.code or FATAL)
+
+    def _end(self) -> None:
+        started = clock.monotonic() if self.began_at is None else self.began_at
+        self._arm_deadman(self.hard_deadline + _HELD_BEYOND)
+        self.in_flight = len(self.stack.in_flight)
+        self._stop_fetching()
+        if self._wait_for_the_rest(started + self.soft_deadline):
+            self._leave_in_peace(started)
+            return
+        self.interrupted = self.stack.interrupts.interrupt_all()
+        if self._wait_for_the_rest(started + self.hard_deadline):
+            self._leave_in_peace(started)
+            return
+        self._abandon()
+
+    def _stop_fetching(self) -> None:
+        self.stack.draining = True
+        self.stack.shut_down()
+        worker: Any = self.worker
+        if worker is None:
+            return
+        for thread in worker.workers:
+            thread.stop()
+        deadline = clock.monotonic() + min(5_000, self.soft_deadline)
+        consumers = [each.consumer for each in worker.consumers.values() if each.consumer is not None]
+        while clock.monotonic() < deadline and not all(getattr(each, "drained", True) for each in consumers):
+            clock.wait(self._finished, 20)
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        """Return what was prefetched and delayed, in its order."""
+        worker: Any = self.worker
+        waiting: dict[str, list[Any]] = defaultdict(list)
+        for item in iter_queue(worker.work_queue):
+            waiting[item.message.queue_name].append(item.message)
+            worker.work_queue.task_done()
+        for queue_name, thread in worker.consumers.items():
+            consumer = thread.consumer
+            if consumer is None:
+                continue
+            messages = waiting[queue_name]
+            for item in iter_queue(thread.delay_queue):
+                messages.append(item.message)
+                thread.delay_queue.task_done()
+            try:
+                self.handed_back += consumer.hand_back(messages)
+            except Exception as error:  # noqa: BLE001 - they stay unacked, and the broker delivers them again
+                self.logger.warning(
+                    "%d messages of queue %r could not be handed back; the broker delivers them again: %s",
+                    len(messages),
+                    queue_name,
+                    error,
+                )
+
+    def _wait_for_the_rest(self, deadline: int) -> bool:
+        """Wait until nothing is in flight; say whether that came before the deadline, or before somebody hurried."""
+        while self.stack.in_flight:
+            left = deadline - clock.monotonic()
+            if left <= 0 or self._hurry.is_set():
+                return False
+            clock.wait(self._finished, min(50, left))
+        return True
+
+    def _leave_in_peace(self, started: int) -> None:
+        """Dramatiq's main thread does the rest; whatever hangs there ends at the hard deadline."""
+        if self.worker is None or not host.in_command_line_worker():
+            return
+        while clock.monotonic() < started + self.hard_deadline and not self._hurry.is_set():
+            if clock.wait(self._finished, 50):
+                return
+        self._say(flushed=telemetry.flush(_FLUSH))
+        os._exit(self.code)
+
+    def _abandon(self) -> None:
+        """Requeue what is still running, and leave."""
+        running = list(self.stack.in_flight.values())
+        if not host.in_command_line_worker():
+            self.logger.error("%d messages are still running at the hard deadline.", len(running))
+            return
+        self.code = self.code or ABANDONED
+        for delivery in running:
+            try:
+                consumer: Any = delivery.consumer
+                consumer.hand_back([delivery.message])
+            except Exception as error:  # noqa: BLE001 - it stays unacked, and the broker delivers it again
+                self.logger.warning("Message %r could not be requeued: %s", delivery.message_id, error)
+        self._say(flushed=telemetry.flush(_FLUSH), abandoned=[delivery.message_id for delivery in running])
+        os._exit(self.code)
+
+    # -- the last hook -----------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Give the exit code; called when everything else of the worker has ended.
+
+        Raises:
+          SystemExit: With the code, where it is not 0.
+        """
+        self._finished.set()
+        faulthandler.cancel_dump_traceback_later()
+        if not self.begun:
+            return
+        if host.in_command_line_worker():
+            self._say(flushed=telemetry.flush(_FLUSH))
+            if self.code:
+                raise SystemExit(self.code)
+
+    def _say(self, *, flushed: bool, abandoned: list[str] | None = None) -> None:
+        took = clock.monotonic() - (self.began_at or 0)
+        self.logger.info(
+            "The worker process leaves: reason=%r code=%d in_flight=%d finished=%d interrupted=%d handed_back=%d "
+            "abandoned=%r flushed=%s took=%d ms.",
+            self.reason,
+            self.code,
+            self.in_flight,
+            max(0, self.in_flight - self.interrupted - len(abandoned or ())),
+            self.interrupted,
+            self.handed_back,
+            abandoned or [],
+            flushed,
+            took,
+        )
+
+    def _arm_deadman(self, milliseconds: int) -> None:
+        """Have the process ended even if no Python code can run any more, since something holds the GIL."""
+        if host.in_command_line_worker() and sys.__stderr__ is not None:
+            # Not `sys.stderr`: that is Dramatiq's log pipe, whose framing it would corrupt.
+            faulthandler.dump_traceback_later(milliseconds / 1000, exit=True, file=sys.__stderr__)
