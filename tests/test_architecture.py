@@ -23,7 +23,7 @@ LAYERS = (
     (
         *("seam", "settlement", "consumer", "consumer_thread", "redis_consumer", "redis_upkeep", "rabbitmq_consumer"),
         *("checks", "substitutes", "failure_log", "followups", "forks", "letterbox", "underway", "wiring"),
-        *("withdrawals", "worker_thread"),
+        *("withdrawals", "worker_exit", "worker_thread"),
     ),
     ("middleware",),
     ("stack", "classified"),
