@@ -48,12 +48,17 @@ class GuardedConsumer(Consumer):
         self.queue_name = queue_name
         #: Whether it has noticed that nothing more is to be fetched.
         self.drained = False
+        #: When it was last asked for a message, and whether the broker has answered since it was opened; see `health`.
+        self.polled_at = clock.monotonic()
+        self.in_touch = False
 
     def __next__(self) -> MessageProxy | None:
         if self.stack.draining:
             self.idle()
             return None
+        self.polled_at = clock.monotonic()
         message: MessageProxy | None = next(self.inner)
+        self.in_touch = True
         if message is not None:
             stamp(message, self).stack = self.stack
         return message
@@ -82,6 +87,7 @@ class GuardedConsumer(Consumer):
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Hand messages back that were not processed."""
+        self.in_touch = False  # the first thing that Dramatiq does with a consumer that it gives up
         self.inner.requeue(messages)
 
     def idle(self) -> None:

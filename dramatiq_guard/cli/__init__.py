@@ -16,6 +16,11 @@ def main() -> int:
     Returns:
       int: 0 when all is well, 1 when something failed or was found wanting, 2 when the call itself was wrong.
     """
+    if sys.argv[1:2] == ["probe"]:
+        # Run every few seconds, and in images without the extra: it does without what the other verbs need.
+        from .probe import main as probe
+
+        return probe(sys.argv[2:])
     try:
         from .root import run
     except ModuleNotFoundError as error:
