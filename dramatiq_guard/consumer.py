@@ -167,11 +167,14 @@ class GuardedConsumer(Consumer):
     def _tell(self, delivery: Delivery, what: str) -> None:
         """Ack or nack at the broker; while it is out, that is held like everything else."""
         try:
-            getattr(self.inner, what)(delivery.message)
+            self._say(what, delivery.message)
         except Exception as error:
             if is_outage(error):
                 self.stack.settlement.hold(delivery, what, error)
             raise
+
+    def _say(self, what: str, message: MessageProxy) -> None:
+        getattr(self.inner, what)(message)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

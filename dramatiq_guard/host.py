@@ -19,7 +19,7 @@ from dramatiq.threading import is_gevent_active, raise_thread_exception
 from . import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dramatiq import Broker, Message
     from dramatiq.broker import Consumer, MessageProxy
@@ -42,7 +42,9 @@ __all__ = [
     "rabbitmq_bound_client",
     "rabbitmq_publish_once",
     "raise_thread_exception",
+    "redis_ack",
     "redis_ack_set",
+    "redis_acks_as_stock",
     "redis_bound_client",
     "redis_copy",
     "redis_hand_back",
@@ -167,6 +169,16 @@ def stop_event_loop() -> None:
 
 # -- Redis -----------------------------------------------------------------------------------------------------------
 
+#: Takes a message out of this process's ack set, or does nothing if it is not ours any more.  It writes the keys that
+#: Dramatiq's own dispatch script writes for an ack.
+_ACK: Final = """
+if redis.call("srem", KEYS[1], ARGV[1]) == 0 then
+    return 0
+end
+redis.call("hdel", KEYS[2], ARGV[1])
+return 1
+"""
+
 #: Takes a message out of this process's ack set and puts its successor on a queue, or does nothing if it is not ours
 #: any more.  It writes the keys that Dramatiq's own dispatch script writes for an ack and an enqueue.
 _MOVE: Final = """
@@ -219,6 +231,23 @@ def redis_copy(message: Message[Any], delay: int | None) -> tuple[Message[Any], 
     return message.copy(queue_name=queue_name, options=options), queue_name
 
 
+def redis_acks_as_stock(consumer: Any) -> bool:
+    """Whether a consumer's ack is Dramatiq's own, which removes the message and does nothing else."""
+    from dramatiq.brokers.redis import _RedisConsumer
+
+    return getattr(type(consumer), "ack", None) is _RedisConsumer.ack
+
+
+def redis_ack(broker: Any, queue_name: str, redis_message_id: str) -> bool:
+    """Remove a message that this process holds; without the heartbeat that Dramatiq writes with each ack.
+
+    Returns:
+      bool: Whether it was still held.
+    """
+    keys = (redis_ack_set(broker, queue_name), redis_messages(broker, queue_name))
+    return bool(_script(broker, _ACK)(keys, (redis_message_id,)))
+
+
 def redis_move(
     broker: Any, from_queue: str, redis_message_id: str, to_queue: str, new_redis_message_id: str, body: bytes
 ) -> bool:
@@ -227,16 +256,23 @@ def redis_move(
     Returns:
       bool: Whether it was still held.
     """
-    script = broker.__dict__.get("_dramatiq_guard_move")
-    if script is None:
-        script = broker.__dict__["_dramatiq_guard_move"] = broker.client.register_script(_MOVE)
-    keys = [
+    keys = (
         redis_ack_set(broker, from_queue),
         redis_messages(broker, from_queue),
         redis_messages(broker, to_queue),
         f"{broker.namespace}:{to_queue}",
-    ]
-    return bool(script(keys=keys, args=[redis_message_id, new_redis_message_id, body]))
+    )
+    return bool(_script(broker, _MOVE)(keys, (redis_message_id, new_redis_message_id, body)))
+
+
+def _script(broker: Any, source: str) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    scripts = broker.__dict__.setdefault("_dramatiq_guard_scripts", {})
+    script: Callable[[Sequence[Any], Sequence[Any]], Any] | None = scripts.get(source)
+    if script is None:
+        from .redis_scripts import register
+
+        script = scripts[source] = register(broker.client, source)
+    return script
 
 
 def redis_parts(broker: Any, redis_message_id: str) -> str:
@@ -258,16 +294,14 @@ def redis_send_part(
     Returns:
       bool: Whether it was sent now.
     """
-    script = broker.__dict__.get("_dramatiq_guard_send_part")
-    if script is None:
-        script = broker.__dict__["_dramatiq_guard_send_part"] = broker.client.register_script(_SEND_PART)
-    keys = [
+    keys = (
         redis_ack_set(broker, from_queue),
         redis_parts(broker, redis_message_id),
         redis_messages(broker, to_queue),
         f"{broker.namespace}:{to_queue}",
-    ]
-    return bool(script(keys=keys, args=[redis_message_id, part, new_redis_message_id, body, _PARTS_KEPT]))
+    )
+    arguments = (redis_message_id, part, new_redis_message_id, body, _PARTS_KEPT)
+    return bool(_script(broker, _SEND_PART)(keys, arguments))
 
 
 #: Returns messages that this process holds to the head of their queue, the first of them first.

@@ -22,6 +22,7 @@ from dramatiq.logging import get_logger
 from . import clock, host, telemetry
 from .consumer import GuardedConsumer
 from .delivery import delivery_of
+from .policy.decision import Step
 from .settlement import is_outage
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ _T = TypeVar("_T")
 
 #: How often, in milliseconds, the ack set is compared with what is held.
 _RECLAIM_EVERY: Final = 60_000
+
+#: What the copy that carries a message on is owed as.
+_MOVES: Final = frozenset({Step.RETRY.value, Step.DEFER.value, Step.REQUEUE.value})
 
 
 class RedisHoldings:
@@ -65,6 +69,7 @@ class RedisConsumer(GuardedConsumer):
         self.logger = get_logger("dramatiq_guard", "redis_consumer")
         self.broker: Any = stack.broker
         self.held = stack.holdings.of(queue_name)
+        self._acks_as_stock = host.redis_acks_as_stock(inner)
         self._reclaim_after = 0
         if host.delay_consumer(queue_name):
             # Dramatiq drops the delay queue with the consumer that filled it.
@@ -78,16 +83,21 @@ class RedisConsumer(GuardedConsumer):
             _reachably(self.reclaim)
             self._reclaim_after = clock.monotonic() + _RECLAIM_EVERY
         try:
-            message: MessageProxy | None = _reachably(super().__next__)
+            message = super().__next__()
         except DecodeError as error:
             _reachably(partial(self._bury, error))
             return None
+        except redis.RedisError as error:
+            raise ConnectionClosed(error) from error
         if message is not None:
             self.held.add(message.options["redis_message_id"])
         return message
 
     def ack(self, message: MessageProxy) -> None:
-        _reachably(partial(super().ack, message))
+        try:
+            super().ack(message)
+        except redis.RedisError as error:
+            raise ConnectionClosed(error) from error
         self._release(message)
         self._forget_parts(message)
 
@@ -122,6 +132,9 @@ class RedisConsumer(GuardedConsumer):
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether the message's id is still in this process's ack set."""
+        if all(due.done or due.name in _MOVES for due in delivery.dues):
+            # The script that puts the successor in its place asks by itself.
+            return True
         return bool(
             _reachably(
                 partial(
@@ -206,6 +219,12 @@ class RedisConsumer(GuardedConsumer):
         else:
             # Either a try before this one did it and its reply was lost, or another process has taken the message up.
             self.logger.info("Message %r was not in the ack set any more; nothing was sent for it.", message.message_id)
+
+    def _say(self, what: str, message: MessageProxy) -> None:
+        if what == "ack" and self._acks_as_stock:
+            host.redis_ack(self.broker, self.queue_name, message.options["redis_message_id"])
+        else:
+            super()._say(what, message)
 
     def _release(self, message: MessageProxy) -> None:
         self.held.discard(message.options["redis_message_id"])

@@ -15,7 +15,7 @@ LAYERS = (
     ("policy",),
     ("errors", "clock", "version"),
     (
-        *("delivery", "options", "history", "host", "interrupts", "killpoints"),
+        *("delivery", "options", "history", "host", "interrupts", "killpoints", "redis_scripts"),
         *("dead_letters.letter", "dead_letters.evidence", "dead_letters.fingerprint", "dead_letters.redact"),
     ),
     ("telemetry",),

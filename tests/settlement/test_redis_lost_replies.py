@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import dramatiq.worker
 import pytest
 
+from dramatiq_guard import host
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
 from dramatiq_guard.testing.valkey import PrivateValkey
 from tests.support.proxy import FaultyProxy
@@ -22,7 +24,7 @@ REQUESTS = {
     "fetch": b"\r\nfetch\r\n",
     "retry": b"\r\ndramatiq:default.DQ\r\n",
     "promote": b"\r\ndramatiq:default\r\n",
-    "ack": b"\r\nack\r\n",
+    "ack": hashlib.sha1(host._ACK.encode()).hexdigest().encode(),
     "nack": b"\r\nnack\r\n",
 }
 

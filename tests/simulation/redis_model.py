@@ -57,13 +57,19 @@ class ModelRedis:
                     if each in self.bodies[queue]:
                         self.queues[queue].append(each)
         elif command == "ack":
-            if rest[0] in held:
-                held.discard(rest[0])
-                self.bodies[queue].pop(rest[0], None)
+            self.ack(worker, queue, rest[0])
         elif command == "nack" and rest[0] in held:
             held.discard(rest[0])
             self.dead[queue.removesuffix(".DQ")][rest[0]] = self.bodies[queue].pop(rest[0])
         return None
+
+    def ack(self, worker: str, queue: str, old: str) -> int:
+        """What the ack of either script does."""
+        if old not in self.acks[(worker, queue)]:
+            return 0
+        self.acks[(worker, queue)].discard(old)
+        self.bodies[queue].pop(old, None)
+        return 1
 
     def move(self, worker: str, queue: str, old: str, to: str, new: str, body: bytes) -> int:
         """What the stack's own script does."""
@@ -116,8 +122,10 @@ class ModelClient:
         """It never retries."""
 
     def register_script(self, source: bytes | str) -> Callable[..., Any]:
-        """The three scripts that are ever registered."""
+        """The scripts that are ever registered."""
         text = source.decode() if isinstance(source, bytes) else source
+        if text == host._ACK:
+            return self._ack
         if text == host._MOVE:
             return self._move
         if text == host._SEND_PART:
@@ -137,6 +145,10 @@ class ModelClient:
 
     def _dispatch(self, args: list[Any], keys: list[str]) -> Any:
         return self.faulty(args[0], lambda: self.server.dispatch(args))
+
+    def _ack(self, keys: list[str], args: list[Any]) -> Any:
+        worker, queue = self._owner(keys[0])
+        return self.faulty("ack", lambda: self.server.ack(worker, queue, args[0]))
 
     def _move(self, keys: list[str], args: list[Any]) -> Any:
         worker, queue = self._owner(keys[0])
