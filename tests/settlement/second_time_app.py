@@ -17,7 +17,7 @@ from dramatiq_guard import Classify, DeadLetter, JitterBackoff, Permanent, conne
 broker_url, letters_url = os.environ["BROKER_URL"], os.environ["LETTERS_URL"]
 broker: dramatiq.Broker
 if broker_url.startswith("redis"):
-    broker = RedisBroker(url=broker_url, heartbeat_timeout=3_000)  # type: ignore[no-untyped-call]
+    broker = RedisBroker(url=broker_url, heartbeat_timeout=3_000)
 else:
     broker = RabbitmqBroker(url=broker_url, confirm_delivery=True)
 install(
