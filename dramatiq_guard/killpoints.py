@@ -8,8 +8,8 @@ The points, in the order in which a message meets them:
 =====================  ==============================================================================================
 decided                the decision is taken, nothing has been written
 before-X, after-X      around each part of the settlement: ``result``, ``on_success``, ``on_failure``, ``pipeline``,
-                       ``group``, ``on_retry_exhausted``, ``letter``, ``on_dead_letter``, ``retry``, ``defer``,
-                       ``requeue``
+                       ``group``, ``on_retry_exhausted``, ``letter``, ``on_dead_letter``, ``withdrawal``, ``retry``,
+                       ``defer``, ``requeue``
 before-ack, after-ack  around the broker's ack
 before-nack,           around the broker's nack
 after-nack
