@@ -105,6 +105,7 @@ class Delivery:
         "stack",
         "started_at",
         "successor",
+        "suspicion",
         "trace",
         "verdict",
     )
@@ -125,6 +126,8 @@ class Delivery:
         self.error: BaseException | None = None
         #: Set by the seam: what can interrupt this run.
         self.interrupts: Any = None
+        #: Written by CrashOnFatal: what is held against the message, if anything.
+        self.suspicion: Any = None
         #: Written by Classify.
         self.verdict: Verdict | None = None
         #: Written by JitterBackoff: what is to be done, and the copy that does it.

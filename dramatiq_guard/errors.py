@@ -11,6 +11,7 @@
         ├── SetupError               the stack or an option is wrong (stops the boot: also a MiddlewareError)
         ├── StoreError               a store answered with an error
         │   └── StoreUnavailable     a store could not be reached: the barrier holds and repeats
+        ├── Quarantined              internal: a message that kills its workers is not run (a SkipMessage)
         ├── SettlementHeld           internal: the barrier keeps the message unacked (H3)
         └── PutOff                   internal: the delivery leaves by the skip path
 
@@ -36,6 +37,7 @@ __all__ = [
     "GuardError",
     "Permanent",
     "PutOff",
+    "Quarantined",
     "Retryable",
     "SettlementHeld",
     "SetupError",
@@ -123,6 +125,10 @@ class SettlementHeld(GuardError, MiddlewareError, BrokerConnectionError):
         Exception.__init__(self, message)
         self.message = message
         self.again = again
+
+
+class Quarantined(GuardError, SkipMessage):
+    """Keeps a message that has killed too many worker processes from being run; it becomes the letter ``poison``."""
 
 
 class PutOff(GuardError, SkipMessage):

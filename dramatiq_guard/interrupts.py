@@ -28,13 +28,15 @@ class Run:
       notify(bool): Whether it wants to be interrupted by a shutdown (Dramatiq's ``notify_shutdown``).
     """
 
-    __slots__ = ("deadline", "interrupts", "notify", "raised", "thread_id", "time_limit")
+    __slots__ = ("deadline", "interrupts", "limit_at", "notify", "raised", "thread_id", "time_limit")
 
     def __init__(self, interrupts: Interrupts, time_limit: float | None, notify: bool) -> None:
         self.interrupts = interrupts
         self.time_limit = None if time_limit is None or time_limit == float("inf") else int(time_limit)
         self.notify = notify
         self.thread_id = 0
+        #: When the time limit is over; and the same, until it has been raised.
+        self.limit_at: int | None = None
         self.deadline: int | None = None
         self.raised = False
 
@@ -113,11 +115,21 @@ class Interrupts:
                 self._raise(run, Shutdown)
         return len(running)
 
+    def overdue(self, milliseconds: int) -> list[tuple[int, Run]]:
+        """The runs, with their threads, that go on so long after their time limit was over."""
+        latest = clock.monotonic() - milliseconds
+        with self._lock:
+            return [
+                (run.thread_id, run)
+                for run in self._runs.values()
+                if run.limit_at is not None and run.limit_at < latest
+            ]
+
     def arm(self, run: Run) -> None:
         """Let a run be interrupted from now on."""
         run.thread_id = threading.get_ident()
         if run.time_limit is not None:
-            run.deadline = clock.monotonic() + run.time_limit
+            run.deadline = run.limit_at = clock.monotonic() + run.time_limit
         if self._gevent_timer is not None:
             self._gevent_timer.add_timeout(run.thread_id, float("inf") if run.time_limit is None else run.time_limit)
             if run.notify and self._gevent_notifier is not None:

@@ -215,7 +215,7 @@ class WorkerExit:
         while clock.monotonic() < started + self.hard_deadline and not self._hurry.is_set():
             if clock.wait(self._finished, 50):
                 return
-        self._say(flushed=telemetry.flush(_FLUSH))
+        self._say()
         os._exit(self.code)
 
     def _abandon(self) -> None:
@@ -231,7 +231,7 @@ class WorkerExit:
                 consumer.hand_back([delivery.message])
             except Exception as error:  # noqa: BLE001 - it stays unacked, and the broker delivers it again
                 self.logger.warning("Message %r could not be requeued: %s", delivery.message_id, error)
-        self._say(flushed=telemetry.flush(_FLUSH), abandoned=[delivery.message_id for delivery in running])
+        self._say([delivery.message_id for delivery in running])
         os._exit(self.code)
 
     # -- the last hook -----------------------------------------------------------------------------------------------
@@ -247,22 +247,37 @@ class WorkerExit:
         if not self.begun:
             return
         if host.in_command_line_worker():
-            self._say(flushed=telemetry.flush(_FLUSH))
+            self._say()
             if self.code:
                 raise SystemExit(self.code)
 
-    def _say(self, *, flushed: bool, abandoned: list[str] | None = None) -> None:
+    def _say(self, abandoned: list[str] | None = None) -> None:
+        """Say in one line, one span and one figure how the process has ended, and hand the telemetry over."""
+        abandoned = abandoned or []
         took = clock.monotonic() - (self.began_at or 0)
+        interrupted = max(0, self.interrupted - len(abandoned))
+        finished = max(0, self.in_flight - interrupted - len(abandoned))
+        telemetry.ended(
+            reason=self.reason,
+            code=self.code,
+            took_ms=took,
+            in_flight=self.in_flight,
+            finished=finished,
+            interrupted=interrupted,
+            handed_back=self.handed_back,
+            abandoned=len(abandoned),
+        )
+        flushed = telemetry.flush(_FLUSH)
         self.logger.info(
             "The worker process leaves: reason=%r code=%d in_flight=%d finished=%d interrupted=%d handed_back=%d "
             "abandoned=%r flushed=%s took=%d ms.",
             self.reason,
             self.code,
             self.in_flight,
-            max(0, self.in_flight - self.interrupted - len(abandoned or ())),
-            self.interrupted,
+            finished,
+            interrupted,
             self.handed_back,
-            abandoned or [],
+            abandoned,
             flushed,
             took,
         )

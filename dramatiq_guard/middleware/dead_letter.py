@@ -27,7 +27,7 @@ from .. import clock, host, telemetry
 from ..dead_letters.letter import Letter, describe_error, letter_id_of, replay_marker_of
 from ..dead_letters.redact import DEFAULT_KEYS, Redaction
 from ..delivery import Due, carrier_of, delivery_of
-from ..errors import Defer, SetupError, StoreUnavailable
+from ..errors import Defer, Quarantined, SetupError, StoreUnavailable
 from ..history import attempts, attempts_total
 from ..letterbox import Letterbox
 from ..policy.duration import milliseconds
@@ -299,6 +299,8 @@ def _reason(delivery: Delivery) -> str:
     error = message._exception
     if isinstance(error, ActorNotFound) and not delivery.began:
         return "unknown_actor"
+    if isinstance(error, Quarantined):
+        return "poison"
     if host.skipped_by_age_limit(error):
         return "expired"
     if error is None or not delivery.entered or delivery.returned or isinstance(error, SkipMessage):

@@ -28,6 +28,7 @@ from opentelemetry.trace import get_current_span
 
 from .attempts import attempt_began, attempt_ended
 from .carrier import traceparent
+from .ends import crashed, crashes_uncounted, ended, quarantined
 from .handover import FLUSH_TIMEOUT, flush
 from .sends import Sending, replaying, send_began, send_ended
 from .setup import boot, configure_telemetry
@@ -56,12 +57,16 @@ __all__ = [
     "boot",
     "classified",
     "configure_telemetry",
+    "crashed",
+    "crashes_uncounted",
     "current_ids",
     "current_traceparent",
     "dead_lettered",
+    "ended",
     "flush",
     "letters_purged",
     "promotes",
+    "quarantined",
     "replaying",
     "send_began",
     "send_ended",

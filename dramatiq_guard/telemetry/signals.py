@@ -165,6 +165,14 @@ class Meters:
         self.retry_delay = _histogram(meter, names.RETRY_DELAY, "Delays chosen for the next delivery.", _WAIT)
         self.dead_letters = counter(names.DEAD_LETTER_MESSAGES, message, "Messages that died, by reason.")
         self.letters_purged = counter(names.DEAD_LETTER_PURGED, "{letter}", "Dead letters dropped by retention.")
+        self.crashes = counter(names.CRASHES, "{process}", "Worker processes that ended for a fatal reason.")
+        self.crashes_uncounted = counter(
+            names.CRASHES_UNCOUNTED, "{time}", "Times the store of crashes was out, and messages ran without a look."
+        )
+        self.quarantined = counter(names.QUARANTINED_MESSAGES, message, "Messages that were not run any more.")
+        self.shutdown_duration = _histogram(
+            meter, names.SHUTDOWN_DURATION, "How long worker processes took to end.", _WORK
+        )
         self.held = counter(names.SETTLEMENT_HELD, "{hold}", "Times a settlement had to wait, by part.")
 
 

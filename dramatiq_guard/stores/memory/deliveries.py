@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from ..protocols import DELIVERIES_KEPT
+from .crashes import MemoryCrashes
 
 __all__ = ["MemoryDeliveries"]
 
@@ -23,6 +24,7 @@ class MemoryDeliveries:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
         self._lock = Lock()
+        self.crashes = MemoryCrashes()
 
     def __repr__(self) -> str:
         return f"<MemoryDeliveries with {len(self._records)} records>"

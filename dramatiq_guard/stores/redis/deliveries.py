@@ -7,6 +7,7 @@ from typing import Final
 from ..cells import clean
 from ..protocols import DELIVERIES_KEPT
 from .connection import RedisConnection, Script
+from .crashes import RedisCrashes
 
 __all__ = ["RedisDeliveries"]
 
@@ -25,6 +26,7 @@ class RedisDeliveries:
     def __init__(self, connection: RedisConnection, *, prefix: str = "dramatiq-guard") -> None:
         self._connection = connection
         self._prefix = prefix
+        self.crashes = RedisCrashes(connection, prefix=prefix)
 
     def __repr__(self) -> str:
         return f"<RedisDeliveries at {self._connection.name}, {self._prefix}:delivery>"

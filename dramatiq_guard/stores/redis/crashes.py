@@ -1,0 +1,160 @@
+"""Crashes on Redis or Valkey: marks are written without waiting for a reply, all else is one round trip.
+
+A process's marks go over a connection of its own on which the server was told to be silent (``CLIENT REPLY OFF``): what
+was written just before a SIGKILL still arrives, and an ordinary message waits for nothing.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+from ..cells import clean
+from ..crashes import Crash, History
+from .connection import Script
+
+if TYPE_CHECKING:
+    from .connection import RedisConnection
+
+__all__ = ["RedisCrashes"]
+
+INQUEST: Final = Script("inquest", shared="nothing")
+SUSPECTS: Final = Script("suspects", shared="nothing")
+HISTORY: Final = Script("history", shared="nothing")
+
+#: How long crashes are kept at the longest, and marks of a process of which nothing is heard, in milliseconds.
+_KEPT: Final = 7 * 24 * 60 * 60 * 1000
+
+
+class RedisCrashes:
+    """A `CrashStore` on Redis or Valkey.
+
+    Parameters:
+      connection(RedisConnection): The way to the server.
+      prefix(str): What all keys begin with.
+    """
+
+    def __init__(self, connection: RedisConnection, *, prefix: str = "dramatiq-guard") -> None:
+        self._connection = connection
+        #: One hash tag for all, since an inquest touches what belongs to many messages.
+        self._base = f"{prefix}:{{crashes}}"
+        self._live = f"{self._base}:live"
+
+    def live(self, process: str, *, host: str, pid: int, now: int, ttl: int) -> None:
+        def perform(client: Any) -> None:
+            with client.pipeline(transaction=False) as pipeline:
+                pipeline.zadd(self._live, {process: now + ttl})
+                pipeline.hset(f"{self._base}:who", process, f"{pid} {host}")
+                pipeline.pexpire(self._starts(process), _KEPT)
+                pipeline.execute()
+
+        self._connection.call("saying that the process is alive", perform)
+
+    def leave(self, process: str) -> None:
+        def perform(client: Any) -> None:
+            with client.pipeline(transaction=False) as pipeline:
+                pipeline.delete(self._starts(process))
+                pipeline.zrem(self._live, process)
+                pipeline.hdel(f"{self._base}:who", process)
+                pipeline.execute()
+
+        self._connection.call("leaving", perform)
+
+    def starter(self, process: str) -> RedisStarter:
+        return RedisStarter(self._connection, self._starts(process))
+
+    def inquest(self, *, now: int) -> int:
+        return int(self._connection.run(INQUEST, self._live, now, _KEPT))
+
+    def suspects(self, *, since: int, limit: int = 1_000) -> dict[str, int]:
+        found = self._connection.run(SUSPECTS, self._live, since, limit)
+        return dict(zip(found[::2], map(int, found[1::2]), strict=True))
+
+    def history(self, message_id: str, *, since: int) -> History:
+        crashes, open_ = self._connection.run(HISTORY, self._live, clean(message_id))
+        return History(
+            tuple(sorted(crash for crash in map(_crash, crashes) if crash.at >= since)),
+            tuple(sorted(zip(map(_crash, open_[::2]), map(int, open_[1::2]), strict=True))),
+        )
+
+    def forgive(self, message_id: str) -> None:
+        def perform(client: Any) -> None:
+            with client.pipeline(transaction=False) as pipeline:
+                pipeline.delete(f"{self._base}:of:{clean(message_id)}")
+                pipeline.zrem(f"{self._base}:suspects", clean(message_id))
+                pipeline.execute()
+
+        self._connection.call("forgiving a message", perform)
+
+    def _starts(self, process: str) -> str:
+        return f"{self._base}:starts:{process}"
+
+
+class RedisStarter:
+    """A `Starter` on a silent connection.
+
+    Parameters:
+      connection(RedisConnection): The way to the server.
+      key(str): The hash of the process's marks.
+    """
+
+    def __init__(self, connection: RedisConnection, key: str) -> None:
+        self._connection = connection
+        self._key = key
+        self._lock = Lock()
+        self._finished: list[str] = []
+        self._silent: Any = None
+
+    def start(self, message_id: str, *, now: int) -> bool:
+        with self._lock:
+            return self._send(("HSET", self._key, clean(message_id), now))
+
+    def finish(self, message_id: str) -> None:
+        self._finished.append(clean(message_id))
+
+    def flush(self) -> bool:
+        with self._lock:
+            if not self._send(("CLIENT", "REPLY", "ON")):
+                return False
+            try:
+                self._silent.read_response()
+                self._silent.send_command("CLIENT", "REPLY", "OFF")
+            except Exception:  # noqa: BLE001 - whatever the client calls it: nothing is known to have arrived
+                self._drop()
+                return False
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _send(self, command: tuple[Any, ...]) -> bool:
+        """Send a command after the finishes that are due; once more on a new connection if this one is gone."""
+        finished = self._finished[:]
+        commands = [("HDEL", self._key, *finished), command] if finished else [command]
+        for _ in range(2):
+            try:
+                if self._silent is None:
+                    self._silent = self._connection.call(
+                        "connecting", lambda client: client.connection_pool.make_connection()
+                    )
+                    self._silent.connect()
+                    self._silent.send_command("CLIENT", "REPLY", "OFF")
+                self._silent.send_packed_command(self._silent.pack_commands(commands), check_health=False)
+            except Exception:  # noqa: BLE001 - a mark that cannot be written holds no message up
+                self._drop()
+                continue
+            del self._finished[: len(finished)]
+            return True
+        del self._finished[:-10_000]
+        return False
+
+    def _drop(self) -> None:
+        if self._silent is not None:
+            self._silent.disconnect()
+            self._silent = None
+
+
+def _crash(text: str) -> Crash:
+    at, process, pid, host = (*text.split(" ", 3), "", "", "")[:4]
+    return Crash(int(at), process, host, int(pid or 0))

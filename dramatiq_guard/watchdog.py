@@ -1,0 +1,124 @@
+"""Looking, once a second, whether a worker process is still fit to go on.
+
+Worker threads die silently (H4), an event loop that is gone takes every async actor with it, a process whose master was
+killed works on unseen.  Each of these is told to whoever ends the process; nothing here ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+from dramatiq.asyncio import get_event_loop_thread
+from dramatiq.logging import get_logger
+
+from . import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dramatiq.worker import Worker
+
+    from .wiring import Stack
+
+__all__ = ["Watchdog"]
+
+_EVERY: Final = 1_000
+
+
+class Watchdog:
+    """Watches one worker process.
+
+    Parameters:
+      stack(Stack): The wiring of the broker.
+      worker(Worker): The worker.
+      fatal(Callable[[str], None]): Told, once, why the process must end.
+      stuck_after(int | None): Milliseconds past its time limit after which a job counts as stuck; ``None`` for never.
+      stuck_is_fatal(bool): Whether a stuck job ends the process, or is only logged with its stack.
+      max_memory(int | None): Resident bytes above which the process drains and ends.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        worker: Worker,
+        fatal: Callable[[str], None],
+        *,
+        stuck_after: int | None,
+        stuck_is_fatal: bool,
+        max_memory: int | None,
+    ) -> None:
+        self.logger = get_logger("dramatiq_guard", "watchdog")
+        self.stack = stack
+        self.worker = worker
+        self.fatal = fatal
+        self.stuck_after = stuck_after
+        self.stuck_is_fatal = stuck_is_fatal
+        self.max_memory = max_memory
+        self._parent = os.getppid()
+        self._had_loop = False
+        self._stuck: set[int] = set()
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Start watching, after the fork."""
+        threading.Thread(target=self._run, name="dramatiq-guard-watchdog", daemon=True).start()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+
+    def look(self) -> str | None:
+        """What is wrong with the process, if anything that it must end for."""
+        if os.getppid() != self._parent:
+            return "its parent process is gone"
+        if self.stack.draining:
+            # Threads end now, and are meant to.
+            return None
+        worker: Any = self.worker
+        for thread in [*worker.workers, *worker.consumers.values()]:
+            if thread.ident is not None and not thread.is_alive():
+                return f"the thread {thread.name} ({type(thread).__name__}) has died"
+        loop = get_event_loop_thread()
+        if loop is not None and loop.is_alive():
+            self._had_loop = True
+        elif self._had_loop:
+            return "the event loop of async actors has died"
+        if self.max_memory is not None and (used := _resident_bytes()) > self.max_memory:
+            return f"it uses {used} bytes of memory, more than max_memory={self.max_memory}"
+        return self._look_for_stuck_jobs()
+
+    def _look_for_stuck_jobs(self) -> str | None:
+        if self.stuck_after is None:
+            return None
+        for thread_id, run in self.stack.interrupts.overdue(self.stuck_after):
+            if id(run) in self._stuck:
+                continue
+            self._stuck.add(id(run))
+            frame = sys._current_frames().get(thread_id)
+            stack = "".join(traceback.format_stack(frame)[-20:]) if frame is not None else "(its thread is gone)\n"
+            self.logger.error(
+                "A job runs %d ms past its time limit and cannot be interrupted. It is at:\n%s", self.stuck_after, stack
+            )
+            if self.stuck_is_fatal:
+                return "a job is stuck past its time limit"
+        return None
+
+    def _run(self) -> None:
+        while not clock.wait(self._closed, _EVERY):
+            try:
+                reason = self.look()
+            except Exception:
+                self.logger.exception("The watchdog could not look; it goes on.")
+                continue
+            if reason is not None:
+                self.fatal(reason)
+                return
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
