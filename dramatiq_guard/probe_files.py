@@ -17,7 +17,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import clock
 
@@ -98,9 +98,8 @@ class ProbeFiles:
         """Remove what processes left that ended without a word."""
         for pid in _pids(self.directory):
             path = self.directory / f"{_PROCESS}.{pid}"
-            with suppress(OSError, ValueError):
-                if pid != self.pid and not _fresh(path) and json.loads(path.read_text())["born"] != _birth(pid):
-                    _remove(self.directory, pid)
+            if pid != self.pid and not _fresh(path) and _said(path).get("born", "") != _birth(pid):
+                _remove(self.directory, pid)
 
     def remove(self) -> None:
         """Remove the files of this process, which ends."""
@@ -137,9 +136,18 @@ def _against(directory: Path, state: str, pid: int) -> list[str]:
         return []
     if not _fresh(process):
         return [f"it has not been heard of for more than {FRESH_FOR} ms: it was killed, or hangs"]
-    with suppress(OSError, ValueError, KeyError, AttributeError):
-        return list(json.loads(process.read_text())["reasons"].get(state, [])) or [f"not {state}"]
-    return [f"not {state}"]
+    reasons = _said(process).get("reasons")
+    given = reasons.get(state) if isinstance(reasons, dict) else None
+    return [str(each) for each in given] if isinstance(given, list) and given else [f"not {state}"]
+
+
+def _said(process: Path) -> dict[str, Any]:
+    """What a process has written of itself; nothing if that makes no sense."""
+    try:
+        said = json.loads(process.read_text())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _pids(directory: Path) -> list[int]:
