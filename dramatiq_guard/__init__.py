@@ -9,6 +9,7 @@ from .classified import classified
 from .delivery import current_delivery
 from .errors import Defer, Fatal, GuardError, Permanent, Retryable
 from .middleware.classify import Classify
+from .middleware.crash_on_fatal import CrashOnFatal
 from .middleware.dead_letter import DeadLetter
 from .middleware.graceful_shutdown import GracefulShutdown
 from .middleware.jitter_backoff import JitterBackoff
@@ -21,6 +22,7 @@ from .version import __version__
 
 __all__ = [
     "Classify",
+    "CrashOnFatal",
     "DeadLetter",
     "Defer",
     "Fatal",
