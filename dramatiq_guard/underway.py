@@ -18,7 +18,7 @@ This module must not know any broker or middleware.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -130,7 +130,8 @@ class Underway:
         with self._lock:
             settled = self._settled.get(message_id)
             if settled is not None and _same(settled, copy):
-                del self._settled[message_id]
+                # The ack that is given now may be lost, too.
+                self._settled[message_id] = replace(settled, consumer=copy.consumer)
                 return (Copy.NACKED if settled.failed else Copy.ACKED), copy
             for kind, places in ((Copy.ENDED, self._parked), (Copy.RUNNING, self._running)):
                 for delivery in places.get(message_id, ()):

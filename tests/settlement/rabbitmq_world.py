@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -27,12 +28,14 @@ from dramatiq.middleware import (
 
 from dramatiq_guard import Classify, DeadLetter, JitterBackoff, install
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
+from tests.support.proxy import FaultyProxy
+from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
 __all__ = ["Refused", "World", "impatient"]
 
 #: Short waits, so that four attempts end within seconds.
-BACKOFF: dict[str, int] = {"min_backoff": 200, "max_backoff": 600}
+BACKOFF: dict[str, Any] = {"min_backoff": 200, "max_backoff": 600}
 
 
 class Refused(Exception):
@@ -49,8 +52,9 @@ class World:
     """A broker, its jobs and what became of them.
 
     Parameters:
-      url(str): What the broker connects to: the server, or a proxy before it.
-      server(str): The server itself, where its queues are looked into; `url` by default.
+      rabbitmq(PrivateRabbitMQ): The server.
+      url(str): A virtual host of it.
+      proxy(FaultyProxy): What stands between the broker and the server.
       stock(bool): Whether the stack is left out.
       deliveries(object): The store of deliveries, or none.
       letters(MemoryDeadLetters): The store of letters.
@@ -59,19 +63,23 @@ class World:
 
     def __init__(
         self,
+        rabbitmq: PrivateRabbitMQ,
         url: str,
         *,
-        server: str | None = None,
+        proxy: FaultyProxy | None = None,
         stock: bool = False,
         deliveries: Any = None,
         letters: Any = None,
         middleware: Iterable[Middleware] = (),
     ) -> None:
-        self.server = server or url
+        self.rabbitmq = rabbitmq
+        self.server = url
         self.letters = letters if letters is not None else MemoryDeadLetters()
         others = [AgeLimit(), TimeLimit(interval=100), ShutdownNotifications(), Callbacks(), Pipelines()]
         self.broker = RabbitmqBroker(
-            url=url, confirm_delivery=True, middleware=[*others, CurrentMessage(), AsyncIO(), *middleware, Retries()]
+            url=proxy.through(url) if proxy is not None else url,
+            confirm_delivery=True,
+            middleware=[*others, CurrentMessage(), AsyncIO(), *middleware, Retries()],
         )
         if not stock:
             install(
@@ -144,6 +152,12 @@ class World:
         actor = self.job if sync else self.ajob
         actor.send_with_options(args=(key, fails, gate, refused), delay=delay)
 
+    def pipe(self, *keys: str) -> Any:
+        """Run jobs one after the other, as a pipeline, which is returned."""
+        self.planned.update(keys)
+        stages = [self.job.message_with_options(args=(key,), pipe_ignore=True) for key in keys]
+        return dramatiq.pipeline(stages, broker=self.broker).run()
+
     # -- the worker --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -204,12 +218,23 @@ class World:
         """The jobs that left a letter."""
         return Counter(letter.args[0] for letter in self.letters.page(limit=500).letters)
 
-    def waiting(self, *queues: str) -> int:
+    def waiting(self) -> int:
         """How many messages lie ready on the queue and the delay queue."""
         with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self.server))) as connection:
             channel = connection.channel()
-            names = queues or ("default", "default.DQ")
+            names = ("default", "default.DQ")
             return sum(int(channel.queue_declare(name, passive=True).method.message_count) for name in names)
+
+    def unsettled(self) -> dict[str, int]:
+        """How many messages there are on each queue and delay queue, delivered or not."""
+        vhost = pika.URLParameters(self.server).virtual_host
+        answer = self.rabbitmq.erlang(
+            "[{binary_to_list(element(4, proplists:get_value(name, I))), proplists:get_value(messages, I)} || Q <- "
+            f'rabbit_amqqueue:list(<<"{vhost}">>), I <- [rabbit_amqqueue:info(Q, [name, messages])]].'
+        )
+        found = {name: int(count) for name, count in re.findall(r'"([^"]*)", (\d+)', answer)}
+        assert found, f"queues in {answer}"
+        return {name: count for name, count in found.items() if count and not name.endswith(".XQ")}
 
     def dead(self) -> Counter[str]:
         """The jobs among the broker's own dead letters."""
@@ -231,3 +256,12 @@ class World:
                 f"missing {self.missing}, surplus {self.surplus}"
             ),
         )
+
+    def check(self, timeout: float = 15.0) -> None:
+        """Wait until the queues are empty, and hold what happened against the plan."""
+        wait_until(
+            lambda: not self.unsettled(), timeout, lambda: f"empty queues: {self.unsettled()}, surplus {self.surplus}"
+        )
+        assert [] == self.dead_threads()
+        assert self.planned == self.runs, f"surplus {self.surplus}, missing {self.missing}"
+        assert dict.fromkeys(self.dying, 1) == self.buried
