@@ -78,8 +78,19 @@ class Classify(GuardMiddleware):
     def actor_options(self) -> set[str]:
         return {"classify"}
 
+    def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
+        super().before_declare_actor(broker, actor)
+        # Here, where an error stops the declaration: after it Dramatiq swallows them.
+        self._compile(actor)
+
     def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
         super().after_declare_actor(broker, actor)
+        if actor.actor_name not in self._by_actor:
+            # It was declared before this middleware was added.
+            self._compile(actor)
+
+    def _compile(self, actor: Actor[Any, Any]) -> None:
+        self._by_actor.pop(actor.actor_name, None)
         own = actor.options.get("classify")
         if own is None:
             return

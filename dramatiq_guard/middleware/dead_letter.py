@@ -129,6 +129,11 @@ class DeadLetter(GuardMiddleware):
         super().before_declare_actor(broker, actor)
         _check_target(actor.options.get("on_dead_letter"), f"Actor {actor.actor_name!r}")
 
+    def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
+        super().after_declare_actor(broker, actor)
+        # Once more, for those that were declared before this middleware was added.
+        _check_target(actor.options.get("on_dead_letter"), f"Actor {actor.actor_name!r}")
+
     def around(self, delivery: Delivery, proceed: Callable[[], Any]) -> Any:
         """Let a replay run if it is the copy that counts; all other messages pass."""
         marker = replay_marker_of(delivery.options)
