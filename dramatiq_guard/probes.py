@@ -68,6 +68,7 @@ class Probes:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
+        self.reloading = False
         self._complained = ""
         self._thread: threading.Thread | None = None
         self._files: ProbeFiles | None = None
@@ -93,8 +94,14 @@ class Probes:
         self._thread = threading.Thread(target=self._run, name="dramatiq-guard-probes", daemon=True)
         self._thread.start()
 
-    def drain(self) -> None:
-        """The end has begun: say so at once."""
+    def drain(self, *, reloading: bool = False) -> None:
+        """The end has begun: say so at once.
+
+        Parameters:
+          reloading(bool): Whether the master starts new processes after it (SIGHUP); systemd, if told that the unit
+            stops, would kill them.
+        """
+        self.reloading = reloading
         self.health.draining = True
         self._wake.set()
 
@@ -142,8 +149,9 @@ class Probes:
         if not notifier.enabled:
             return
         if condition.draining:
-            notifier.stopping()
-            notifier.status("draining")
+            if not self.reloading:
+                notifier.stopping()
+            notifier.status("reloading" if self.reloading else "draining")
         else:
             if ask(self.directory, "startup").holds:
                 notifier.ready()

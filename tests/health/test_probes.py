@@ -201,6 +201,15 @@ def test_systemd_hears_of_start_life_and_end(answering, patient):
     ]
 
 
+def test_a_reload_is_no_end_to_systemd(answering):
+    """The same master goes on with new processes, and a unit that stops is killed after a while."""
+    heard = Heard()
+    answering(notifier=heard).drain(reloading=True)
+    wait_until(lambda: "STATUS=reloading" in heard.messages)
+
+    assert "STOPPING=1" not in heard.messages
+
+
 def test_the_watchdog_hears_nothing_of_a_process_that_is_not_live(answering, patient):
     """So systemd ends the unit."""
     heard = Heard()
