@@ -180,7 +180,8 @@ class Delivery:
         """How long this run may still take.
 
         Returns:
-          int | None: Milliseconds until the time limit, 0 when it is over, ``None`` without a limit.
+          int | None: Milliseconds until the time limit or, once the worker process has been told to stop, until the job
+            is interrupted for that; 0 when that is over, ``None`` without a limit.
         """
         return None if self.interrupts is None else self.interrupts.time_left()
 

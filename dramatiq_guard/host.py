@@ -33,6 +33,7 @@ __all__ = [
     "clear_interrupt",
     "delay_consumer",
     "enter_command_line_worker",
+    "event_loop_is_blocked",
     "in_command_line_worker",
     "is_command_line_handler",
     "is_gevent_active",
@@ -165,6 +166,19 @@ def stop_event_loop() -> None:
         thread.stop()
         thread.join(timeout=5)
         set_event_loop_thread(None)
+
+
+def event_loop_is_blocked() -> bool:
+    """Whether the event loop of async actors runs and does not come round: a coroutine blocks it."""
+    thread = get_event_loop_thread()
+    if thread is None or not thread.is_alive():
+        return False
+    round_ = Event()
+    try:
+        thread.loop.call_soon_threadsafe(round_.set)
+    except RuntimeError:  # it has been closed just now
+        return False
+    return not round_.wait(0.2)
 
 
 # -- Redis -----------------------------------------------------------------------------------------------------------

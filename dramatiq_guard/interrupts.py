@@ -46,8 +46,9 @@ class Run:
         return self.interrupts.shutting_down
 
     def time_left(self) -> int | None:
-        """Milliseconds until the time limit, ``None`` without one."""
-        return None if self.deadline is None else max(0, self.deadline - clock.monotonic())
+        """Milliseconds until the time limit, or until a shutdown interrupts it; ``None`` with neither."""
+        ends = [end for end in (self.limit_at, self.interrupts.interrupting_at) if end is not None]
+        return max(0, min(ends) - clock.monotonic()) if ends else None
 
 
 class _Timer(Protocol):
@@ -70,6 +71,9 @@ class Interrupts:
         self.logger = get_logger("dramatiq_guard", "interrupts")
         self.interval = interval
         self.shutting_down = False
+        #: When a shutdown interrupts what still runs, and whether it has.
+        self.interrupting_at: int | None = None
+        self.interrupting = False
         self._gevent_timer = gevent_timer
         self._gevent_notifier = gevent_notifier
         self._lock = threading.Lock()
@@ -87,6 +91,11 @@ class Interrupts:
         """Stop looking."""
         self._closed.set()
 
+    def announce(self, deadline: int) -> None:
+        """Let those who ask know that a shutdown has begun, and when it will interrupt them."""
+        self.interrupting_at = deadline
+        self.shutting_down = True
+
     def shutdown(self) -> None:
         """Interrupt every armed run that asked to be told of a shutdown, and remember that one has begun."""
         self.shutting_down = True
@@ -95,7 +104,7 @@ class Interrupts:
             return
         with self._lock:
             for run in self._runs.values():
-                if run.notify:
+                if run.notify and not run.raised:
                     self.logger.info(
                         "Worker shutdown notification. Raising exception in worker thread %r.", run.thread_id
                     )
@@ -109,6 +118,7 @@ class Interrupts:
         """
         self.shutting_down = True
         with self._lock:
+            self.interrupting = True
             running = list(self._runs.values())
             for run in running:
                 self.logger.warning("Shutdown: raising an exception in worker thread %r.", run.thread_id)
@@ -137,8 +147,8 @@ class Interrupts:
             return
         with self._lock:
             self._runs[run.thread_id] = run
-            if self.shutting_down and run.notify:
-                # A shutdown that began while this message waited behind another one: its thread still takes it up.
+            if self.interrupting or (self.shutting_down and run.notify):
+                # A shutdown that began just before it: its thread had taken the message up already.
                 self._raise(run, Shutdown)
 
     def disarm(self, run: Run) -> None:

@@ -7,9 +7,10 @@ The life of an end:
 2. No more is fetched.  What was prefetched or delayed goes back to its queue at once, in its order; worker threads take
    nothing up any more.  Consumers go on polling, for their heartbeats and acks.
 3. What is in flight may finish until the soft deadline; then it is interrupted, and requeued without being counted.
-4. What is still in flight at the hard deadline is requeued as it is, and the process leaves with 75.
-5. Otherwise Dramatiq's main thread ends the worker as usual, and the last hook gives the exit code.  If anything hangs
-   on the way, the hard deadline is the end of that, too; if the interpreter is held, faulthandler ends it, with 1.
+4. As soon as nothing is in flight any more, Dramatiq's main thread ends the worker as usual, and the last hook gives
+   the exit code.
+5. What is still in flight at the hard deadline is requeued as it is, and the process leaves with 75.  Whatever else
+   hangs by then is left behind, too; if the interpreter is held, faulthandler ends the process a little later, with 1.
 
 ==== =================================================================================
 code means
@@ -17,7 +18,7 @@ code means
 0    everything finished or was handed back
 1    the interpreter itself was held, and faulthandler ended the process
 70   a fatal error
-75   left at the hard deadline with threads still running; their messages were requeued
+75   left at the hard deadline with jobs still running; their messages were requeued
 ==== =================================================================================
 """
 
@@ -35,12 +36,16 @@ from dramatiq.common import iter_queue
 from dramatiq.logging import get_logger
 
 from . import clock, host, telemetry
+from .delivery import delivery_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
+    from dramatiq.broker import MessageProxy
     from dramatiq.worker import Worker
 
+    from .delivery import Delivery
     from .wiring import Stack
 
 __all__ = ["ABANDONED", "FATAL", "WorkerExit"]
@@ -54,8 +59,13 @@ _SAME_SIGNAL: Final = 2_000
 #: How long, in milliseconds, faulthandler waits beyond the hard deadline.
 _HELD_BEYOND: Final = 2_000
 
-#: How long, in milliseconds, telemetry may take at the very end.
+#: How long, in milliseconds, telemetry may take at the end, and when the hard deadline is over.
 _FLUSH: Final = 2_000
+_LAST_FLUSH: Final = 700
+
+#: How long, in milliseconds, those who were interrupted may take when somebody hurries; and the broker, to take back
+#: what is abandoned.
+_LAST_MOMENT: Final = 700
 
 
 class WorkerExit:
@@ -80,8 +90,12 @@ class WorkerExit:
         self.interrupted = 0
         self.worker: Worker | None = None
         self._lock = threading.Lock()
-        self._hurry = threading.Event()
+        self._hurried_at: int | None = None
         self._finished = threading.Event()
+        self._told = self._said = False
+        #: What worker threads had taken when the end began, until it is handed back with the rest.
+        self._taken: list[MessageProxy] | None = []
+        self._taking = threading.Lock()
         self._previous: dict[int, Any] = {}
 
     @property
@@ -134,8 +148,8 @@ class WorkerExit:
             # Not in the handler itself: it may have interrupted whoever holds a lock that this takes.
             name = signal.Signals(signum).name
             threading.Thread(target=self.begin, args=(f"{name} was received",), daemon=True).start()
-        elif clock.monotonic() - first > _SAME_SIGNAL:
-            self._hurry.set()
+        elif self._hurried_at is None and clock.monotonic() - first > _SAME_SIGNAL:
+            self._hurried_at = clock.monotonic()
 
     # -- the course of it --------------------------------------------------------------------------------------------
 
@@ -150,15 +164,15 @@ class WorkerExit:
         started = clock.monotonic() if self.began_at is None else self.began_at
         self._arm_deadman(self.hard_deadline + _HELD_BEYOND)
         self.in_flight = len(self.stack.in_flight)
-        self._stop_fetching()
-        if self._wait_for_the_rest(started + self.soft_deadline):
-            self._leave_in_peace(started)
+        self.stack.interrupts.announce(started + self.soft_deadline)
+        # Aside, like all that asks a broker: one that does not answer must not hold up the deadlines.
+        _aside(self._stop_fetching)
+        if self._wait(started + self.soft_deadline):
             return
         self.interrupted = self.stack.interrupts.interrupt_all()
-        if self._wait_for_the_rest(started + self.hard_deadline):
-            self._leave_in_peace(started)
+        if self._wait(started + self.hard_deadline, _LAST_MOMENT):
             return
-        self._abandon()
+        self._leave()
 
     def _stop_fetching(self) -> None:
         self.stack.draining = True
@@ -178,60 +192,83 @@ class WorkerExit:
         """Return what was prefetched and delayed, in its order."""
         worker: Any = self.worker
         waiting: dict[str, list[Any]] = defaultdict(list)
+        with self._taking:
+            for message in self._taken or ():
+                waiting[message.queue_name].append(message)
+            self._taken = None
         for item in iter_queue(worker.work_queue):
             waiting[item.message.queue_name].append(item.message)
             worker.work_queue.task_done()
         for queue_name, thread in worker.consumers.items():
-            consumer = thread.consumer
-            if consumer is None:
+            if thread.consumer is None:
                 continue
             messages = waiting[queue_name]
             for item in iter_queue(thread.delay_queue):
                 messages.append(item.message)
                 thread.delay_queue.task_done()
-            try:
-                self.handed_back += consumer.hand_back(messages)
-            except Exception as error:  # noqa: BLE001 - they stay unacked, and the broker delivers them again
-                self.logger.warning(
-                    "%d messages of queue %r could not be handed back; the broker delivers them again: %s",
-                    len(messages),
-                    queue_name,
-                    error,
-                )
+            self._return(thread.consumer, messages)
 
-    def _wait_for_the_rest(self, deadline: int) -> bool:
-        """Wait until nothing is in flight; say whether that came before the deadline, or before somebody hurried."""
-        while self.stack.in_flight:
-            left = deadline - clock.monotonic()
-            if left <= 0 or self._hurry.is_set():
-                return False
-            clock.wait(self._finished, min(50, left))
-        return True
+    def take_back(self, message: MessageProxy) -> None:
+        """Return a message that a worker thread had taken, but not begun, when the end began.
 
-    def _leave_in_peace(self, started: int) -> None:
-        """Dramatiq's main thread does the rest; whatever hangs there ends at the hard deadline."""
-        if self.worker is None or not host.in_command_line_worker():
-            return
-        while clock.monotonic() < started + self.hard_deadline and not self._hurry.is_set():
-            if clock.wait(self._finished, 50):
+        Parameters:
+          message(MessageProxy): The message.
+        """
+        with self._taking:
+            if self._taken is not None:
+                # It came before all that still waits, and goes back with it.
+                self._taken.append(message)
                 return
-        self._say()
-        os._exit(self.code)
+        self._return(delivery_of(message).consumer, [message])
 
-    def _abandon(self) -> None:
-        """Requeue what is still running, and leave."""
+    def _requeue(self, running: list[Delivery]) -> None:
+        for delivery in running:
+            self._return(delivery.consumer, [delivery.message])
+
+    def _return(self, consumer: Any, messages: list[Any]) -> None:
+        try:
+            self.handed_back += consumer.hand_back(messages)
+        except Exception as error:  # noqa: BLE001 - they stay unacked, and the broker delivers them again
+            self.logger.warning(
+                "%d messages of queue %r could not be handed back; the broker delivers them again: %s",
+                len(messages),
+                consumer.queue_name,
+                error,
+            )
+
+    def _wait(self, deadline: int, moment: int = 0) -> bool:
+        """Wait for Dramatiq's main thread, which ends the worker when nothing is in flight any more.
+
+        Parameters:
+          deadline(int): Until when.
+          moment(int): For how many milliseconds all the same, when somebody hurries.
+
+        Returns:
+          bool: Whether it has ended.
+        """
+        while True:
+            if self._hurried_at is not None:
+                deadline = min(deadline, self._hurried_at + moment)
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                return self._finished.is_set()
+            if clock.wait(self._finished, min(50, left)):
+                return True
+
+    def _leave(self) -> None:
+        """Leave at the hard deadline, whatever still runs or hangs; requeue what is in flight."""
         running = list(self.stack.in_flight.values())
         if not host.in_command_line_worker():
-            self.logger.error("%d messages are still running at the hard deadline.", len(running))
+            if running:
+                self.logger.error("%d messages are still running at the hard deadline.", len(running))
             return
-        self.code = self.code or ABANDONED
-        for delivery in running:
-            try:
-                consumer: Any = delivery.consumer
-                consumer.hand_back([delivery.message])
-            except Exception as error:  # noqa: BLE001 - it stays unacked, and the broker delivers it again
-                self.logger.warning("Message %r could not be requeued: %s", delivery.message_id, error)
-        self._say([delivery.message_id for delivery in running])
+        if running or host.event_loop_is_blocked():
+            # A coroutine that blocks the loop goes on like a thread, even if its message has been requeued already.
+            self.code = self.code or ABANDONED
+        flushed = self._tell([delivery.message_id for delivery in running], _LAST_FLUSH)
+        # Last of all, since another process may take them up at once.
+        _aside(lambda: self._requeue(running), _LAST_MOMENT)
+        self._say([delivery.message_id for delivery in running], flushed)
         os._exit(self.code)
 
     # -- the last hook -----------------------------------------------------------------------------------------------
@@ -247,39 +284,48 @@ class WorkerExit:
         if not self.begun:
             return
         if host.in_command_line_worker():
-            self._say()
+            self._say([], self._tell([], _FLUSH))
             if self.code:
                 raise SystemExit(self.code)
 
-    def _say(self, abandoned: list[str] | None = None) -> None:
-        """Say in one line, one span and one figure how the process has ended, and hand the telemetry over."""
-        abandoned = abandoned or []
-        took = clock.monotonic() - (self.began_at or 0)
+    def _counts(self, abandoned: list[str]) -> dict[str, int]:
         interrupted = max(0, self.interrupted - len(abandoned))
-        finished = max(0, self.in_flight - interrupted - len(abandoned))
+        return {
+            "in_flight": self.in_flight,
+            "finished": max(0, self.in_flight - interrupted - len(abandoned)),
+            "interrupted": interrupted,
+            "handed_back": self.handed_back,
+        }
+
+    def _tell(self, abandoned: list[str], timeout: int) -> bool:
+        """Say in one span and one figure how the process has ended, and hand the telemetry over."""
+        if self._told:
+            return True
+        self._told = True
+        took = clock.monotonic() - (self.began_at or 0)
         telemetry.ended(
             reason=self.reason,
             code=self.code,
             took_ms=took,
-            in_flight=self.in_flight,
-            finished=finished,
-            interrupted=interrupted,
-            handed_back=self.handed_back,
             abandoned=len(abandoned),
+            **self._counts(abandoned),
         )
-        flushed = telemetry.flush(_FLUSH)
+        return telemetry.flush(timeout)
+
+    def _say(self, abandoned: list[str], flushed: bool) -> None:
+        """Say it in one line of the log, too."""
+        if self._said:
+            return
+        self._said = True
         self.logger.info(
             "The worker process leaves: reason=%r code=%d in_flight=%d finished=%d interrupted=%d handed_back=%d "
             "abandoned=%r flushed=%s took=%d ms.",
             self.reason,
             self.code,
-            self.in_flight,
-            finished,
-            interrupted,
-            self.handed_back,
+            *self._counts(abandoned).values(),
             abandoned,
             flushed,
-            took,
+            clock.monotonic() - (self.began_at or 0),
         )
 
     def _arm_deadman(self, milliseconds: int) -> None:
@@ -287,3 +333,11 @@ class WorkerExit:
         if host.in_command_line_worker() and sys.__stderr__ is not None:
             # Not `sys.stderr`: that is Dramatiq's log pipe, whose framing it would corrupt.
             faulthandler.dump_traceback_later(milliseconds / 1000, exit=True, file=sys.__stderr__)
+
+
+def _aside(call: Callable[[], object], patience: int = 0) -> None:
+    """Do something on a thread of its own, and wait for it for so many milliseconds."""
+    thread = threading.Thread(target=call, name="dramatiq-guard-exit-aside", daemon=True)
+    thread.start()
+    if patience:
+        thread.join(patience / 1000)

@@ -7,6 +7,7 @@ So each worker thread is adopted when it boots:
 1. What escapes from processing is logged, and the thread goes on.
 2. The end of the message that was torn is done again: what is owed is marked done part by part, an ack is sent once.
 3. An interrupt that was raised but has not arrived when the message is over is taken back: it was meant for this one.
+4. Once the process has begun to end, no message is begun any more: it goes back.
 
 This module must not know any middleware, store or broker.
 """
@@ -42,6 +43,12 @@ def adopt(thread: Any) -> None:
 
 def _process(thread: Any, message: MessageProxy) -> None:
     """Process a message; in place of `WorkerThread.process_message`."""
+    delivery = delivery_of(message)
+    if delivery.stack is not None and delivery.stack.draining:
+        # Taken in the very moment in which the end began.
+        delivery.stack.exit.take_back(message)
+        thread.work_queue.task_done()
+        return
     try:
         type(thread).process_message(thread, message)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it was not meant for the thread
