@@ -8,31 +8,29 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import dramatiq
-import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-import dramatiq_guard.consumer
-import dramatiq_guard.consumer_thread
-import dramatiq_guard.settlement
 from dramatiq_guard.delivery import peek
+from dramatiq_guard.killpoints import reaching
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
 from tests.support.waiting import wait_until
 
 from .redis_jobs import Jobs, Ledger
 
-__all__ = ["Keys", "World", "hook_points"]
+__all__ = ["Keys", "World", "gating"]
 
 
-def hook_points(patch: pytest.MonkeyPatch, reach: Callable[[str], None]) -> None:
+@contextlib.contextmanager
+def gating(reach: Callable[[str], None]) -> Iterator[None]:
     """Have `reach` called at every kill point, as ``point/actor``; on a consumer thread as the point alone."""
 
     def at(point: str) -> None:
         delivery = peek()
         reach(point if delivery is None else f"{point}/{delivery.message.actor_name}")
 
-    for module in (dramatiq_guard.consumer, dramatiq_guard.consumer_thread, dramatiq_guard.settlement):
-        patch.setattr(module, "reach", at)
+    with reaching(at):
+        yield
 
 
 class Keys:

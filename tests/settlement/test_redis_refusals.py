@@ -16,7 +16,7 @@ from dramatiq_guard.testing.valkey import PrivateValkey
 from tests.support.waiting import wait_until
 
 from .redis_jobs import Gate, Ledger, guarded
-from .redis_world import World, hook_points
+from .redis_world import World, gating
 
 
 def read_only(client: redis.Redis) -> None:
@@ -50,7 +50,6 @@ def test_a_server_that_refuses_to_write_holds_the_settlement_and_costs_nothing(
     held: tuple[str, ...],
     own_valkey: PrivateValkey,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Acks, nacks, retries and promotions that are refused are made when the server takes writes again.
@@ -58,12 +57,11 @@ def test_a_server_that_refuses_to_write_holds_the_settlement_and_costs_nothing(
     A server that is out of memory still takes an ack, and moves a message to its retry: the scripts free first.
     """
     gate = Gate("before-retry/flaky", "before-ack/plain", "before-nack/doomed", "before-promote")
-    hook_points(monkeypatch, gate.reach)
     letters = MemoryDeadLetters()
     world = World(guarded(own_valkey.url, letters), Ledger(tmp_path / "runs"), own_valkey.url, letters)
     refuse, relent = REFUSALS[refusal]
     caplog.set_level("INFO", "dramatiq_guard")
-    with world.working(threads=6):
+    with gating(gate.reach), world.working(threads=6):
         world.send(world.jobs.flaky, "flaky", attempts=4)
         world.send(world.jobs.plain, "plain")
         world.send(world.jobs.doomed, "doomed")
