@@ -198,6 +198,19 @@ class DeadLetter(GuardMiddleware):
         elif due.name in ("retry", "defer", "requeue"):
             delivery.error = error
             self._owe_letter(delivery, self._letter(delivery, "unencodable"))
+        elif due.message is not None:
+            # The message itself was done; what could not be sent is another one, which it owed.
+            self._owe_letter(
+                delivery,
+                Letter.from_message(
+                    due.message.asdict(),
+                    reason="unencodable",
+                    died_at=clock.now(),
+                    exception=error,
+                    redaction=self.redaction,
+                    code_version=self.version,
+                ),
+            )
 
     def bury_undecodable(
         self, broker: Broker, raw: bytes, queue_name: str, broker_id: str, error: BaseException
