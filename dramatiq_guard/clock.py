@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from threading import Event
 
-__all__ = ["Clock", "SystemClock", "monotonic", "now", "uniform", "use", "wait"]
+__all__ = ["Clock", "SystemClock", "booted_at", "monotonic", "now", "uniform", "use", "wait"]
 
 
 class Clock(Protocol):
@@ -75,6 +75,11 @@ def uniform() -> float:
 def wait(event: Event, milliseconds: int) -> bool:
     """Wait for an event, for so many milliseconds at most; say whether it is set."""
     return _clock.wait(event, milliseconds)
+
+
+def booted_at() -> int:
+    """When this machine was booted, in UNIX milliseconds; always by its own clock."""
+    return (time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) // 1_000_000
 
 
 @contextmanager

@@ -16,6 +16,7 @@ LAYERS = (
     ("errors", "clock", "version"),
     (
         *("delivery", "options", "history", "host", "interrupts", "killpoints", "redis_scripts"),
+        *("async_actors", "processes"),
         *("dead_letters.letter", "dead_letters.evidence", "dead_letters.fingerprint", "dead_letters.redact"),
     ),
     ("telemetry",),
@@ -24,6 +25,7 @@ LAYERS = (
         *("seam", "settlement", "consumer", "consumer_thread", "redis_consumer", "redis_upkeep", "rabbitmq_consumer"),
         *("checks", "substitutes", "failure_log", "followups", "forks", "letterbox", "underway", "wiring"),
         *("withdrawals", "worker_exit", "worker_thread"),
+        *("boot_brake", "boot_wait", "isolation", "quarantine", "watchdog"),
         *("health", "probe_files", "probe_server", "probes", "sd_notify"),
     ),
     ("middleware",),
