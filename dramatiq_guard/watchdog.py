@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dramatiq.asyncio import get_event_loop_thread
 from dramatiq.logging import get_logger
 
-from . import clock
+from . import clock, host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +36,12 @@ class Watchdog:
       stack(Stack): The wiring of the broker.
       worker(Worker): The worker.
       fatal(Callable[[str], None]): Told, once, why the process must end.
+      orphaned(Callable[[], None]): Told, once, that nobody would restart or stop the process any more.
       stuck_after(int | None): Milliseconds past its time limit after which a job counts as stuck; ``None`` for never.
       stuck_is_fatal(bool): Whether a stuck job ends the process, or is only logged with its stack.
       max_memory(int | None): Resident bytes above which the process drains and ends.
+      held_after(int | None): Milliseconds for which something may hold the interpreter's lock before the process is
+        ended from outside of it; ``None`` for ever.
     """
 
     def __init__(
@@ -46,18 +49,23 @@ class Watchdog:
         stack: Stack,
         worker: Worker,
         fatal: Callable[[str], None],
+        orphaned: Callable[[], None],
         *,
         stuck_after: int | None,
         stuck_is_fatal: bool,
         max_memory: int | None,
+        held_after: int | None,
     ) -> None:
         self.logger = get_logger("dramatiq_guard", "watchdog")
         self.stack = stack
         self.worker = worker
         self.fatal = fatal
+        self.orphaned = orphaned
         self.stuck_after = stuck_after
         self.stuck_is_fatal = stuck_is_fatal
         self.max_memory = max_memory
+        # Under gevent this watchdog waits its turn like any greenlet: that it is late says nothing.
+        self.held_after = None if host.is_gevent_active() else held_after
         self._parent = os.getppid()
         self._had_loop = False
         self._stuck: set[int] = set()
@@ -65,6 +73,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Start watching, after the fork."""
+        self._keep_deadman_off()
         threading.Thread(target=self._run, name="dramatiq-guard-watchdog", daemon=True).start()
 
     def close(self) -> None:
@@ -73,8 +82,6 @@ class Watchdog:
 
     def look(self) -> str | None:
         """What is wrong with the process, if anything that it must end for."""
-        if os.getppid() != self._parent:
-            return "its parent process is gone"
         if self.stack.draining:
             # Threads end now, and are meant to.
             return None
@@ -107,8 +114,16 @@ class Watchdog:
                 return "a job is stuck past its time limit"
         return None
 
+    def _keep_deadman_off(self) -> None:
+        if self.held_after is not None:
+            self.stack.exit.deadman.keep_off(self.held_after)
+
     def _run(self) -> None:
         while not clock.wait(self._closed, _EVERY):
+            if os.getppid() != self._parent:
+                self.orphaned()
+                return
+            self._keep_deadman_off()
             try:
                 reason = self.look()
             except Exception:

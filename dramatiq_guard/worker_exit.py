@@ -24,10 +24,8 @@ code means
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
-import sys
 import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +34,7 @@ from dramatiq.common import iter_queue
 from dramatiq.logging import get_logger
 
 from . import clock, host, telemetry
+from .deadman import Deadman
 from .delivery import delivery_of
 
 if TYPE_CHECKING:
@@ -89,6 +88,7 @@ class WorkerExit:
         self.handed_back = 0
         self.interrupted = 0
         self.worker: Worker | None = None
+        self.deadman = Deadman()
         self._lock = threading.Lock()
         self._hurried_at: int | None = None
         self._finished = threading.Event()
@@ -117,18 +117,23 @@ class WorkerExit:
                 self._previous[signum] = previous
                 signal.signal(signum, self._on_signal)
 
-    def begin(self, reason: str, code: int = 0) -> None:
+    def begin(self, reason: str, code: int = 0, within: int | None = None) -> None:
         """Begin the end, or make the code of one that has begun worse.
 
         Parameters:
           reason(str): Why, for the log.
           code(int): The exit code.
+          within(int | None): Milliseconds that are left at most, if that is less than the hard deadline.
         """
         with self._lock:
             if code and (self.code == 0 or self.code == ABANDONED):
                 self.code, self.reason = code, reason
             if self.begun:
+                if within is not None and self._hurried_at is None:
+                    self._hurried_at = clock.monotonic()
                 return
+            if within is not None and within < self.hard_deadline:
+                self.soft_deadline, self.hard_deadline = min(self.soft_deadline, within // 2), within
             self.reason = reason
             self.began_at = clock.monotonic()
         self.logger.info("The worker process ends: %s.", reason)
@@ -162,7 +167,7 @@ class WorkerExit:
 
     def _end(self) -> None:
         started = clock.monotonic() if self.began_at is None else self.began_at
-        self._arm_deadman(self.hard_deadline + _HELD_BEYOND)
+        self.deadman.last(self.hard_deadline + _HELD_BEYOND)
         self.in_flight = len(self.stack.in_flight)
         self.stack.interrupts.announce(started + self.soft_deadline)
         # Aside, like all that asks a broker: one that does not answer must not hold up the deadlines.
@@ -280,7 +285,7 @@ class WorkerExit:
           SystemExit: With the code, where it is not 0.
         """
         self._finished.set()
-        faulthandler.cancel_dump_traceback_later()
+        self.deadman.disarm()
         if not self.begun:
             return
         if host.in_command_line_worker():
@@ -327,12 +332,6 @@ class WorkerExit:
             flushed,
             clock.monotonic() - (self.began_at or 0),
         )
-
-    def _arm_deadman(self, milliseconds: int) -> None:
-        """Have the process ended even if no Python code can run any more, since something holds the GIL."""
-        if host.in_command_line_worker() and sys.__stderr__ is not None:
-            # Not `sys.stderr`: that is Dramatiq's log pipe, whose framing it would corrupt.
-            faulthandler.dump_traceback_later(milliseconds / 1000, exit=True, file=sys.__stderr__)
 
 
 def _aside(call: Callable[[], object], patience: int = 0) -> None:

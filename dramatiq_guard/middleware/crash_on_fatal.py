@@ -49,6 +49,11 @@ __all__ = ["CrashOnFatal"]
 
 _HOUR: Final = 60 * 60 * 1000
 
+_ORPHANED: Final = "its parent process is gone"
+
+#: Milliseconds that an orphan has: whoever killed its master means it to be gone, and may have started another one.
+_ORPHANS_LEAVE_WITHIN: Final = 3_000
+
 
 class CrashOnFatal(GuardMiddleware):
     """Ends the process on fatal errors, and quarantines messages that kill it.
@@ -66,6 +71,9 @@ class CrashOnFatal(GuardMiddleware):
         stack is logged.
       stuck_is_fatal(bool): Whether a stuck job ends the process.
       max_memory(int | None): Resident bytes above which the process drains and ends.
+      held_after(int | timedelta | None): Milliseconds for which something may hold the interpreter's lock (a regular
+        expression that backtracks, an extension in C) before faulthandler ends the process with 1: nothing else can,
+        nor could the process be told to stop.  A process that is frozen for longer ends when it is thawed.
 
     Raises:
       SetupError: When an argument is of the wrong type or out of range; names it.
@@ -89,6 +97,7 @@ class CrashOnFatal(GuardMiddleware):
         stuck_after: int | timedelta | None = 60_000,
         stuck_is_fatal: bool = False,
         max_memory: int | None = None,
+        held_after: int | timedelta | None = 25_000,
     ) -> None:
         self.logger = get_logger(__name__, type(self))
         if deliveries is not None and not hasattr(deliveries, "crashes"):
@@ -103,6 +112,7 @@ class CrashOnFatal(GuardMiddleware):
             self.window = milliseconds(window, "window")
             self.heartbeat = milliseconds(heartbeat, "heartbeat")
             self.stuck_after = None if stuck_after is None else milliseconds(stuck_after, "stuck_after")
+            self.held_after = None if held_after is None else milliseconds(held_after, "held_after")
         except (TypeError, ValueError) as error:
             raise SetupError(f"CrashOnFatal: {error}") from error
         if self.heartbeat < 1:
@@ -134,6 +144,11 @@ class CrashOnFatal(GuardMiddleware):
                 self._brake.crashed()
             stack.exit.begin(reason, FATAL)
 
+        def orphaned() -> None:
+            # Not the fault of anything here, and not to be held against the next boot.
+            telemetry.crashed(reason=_ORPHANED, code=FATAL)
+            stack.exit.begin(_ORPHANED, FATAL, within=_ORPHANS_LEAVE_WITHIN)
+
         self._fatal = fatal
         if self.deliveries is not None:
             self._quarantine = Quarantine(
@@ -144,9 +159,11 @@ class CrashOnFatal(GuardMiddleware):
             stack,
             worker,
             fatal,
+            orphaned,
             stuck_after=self.stuck_after,
             stuck_is_fatal=self.stuck_is_fatal,
             max_memory=self.max_memory,
+            held_after=self.held_after,
         )
         self._watchdog.start()
         self._hook_errors()
