@@ -11,6 +11,9 @@ copy carries three marks:
 The first fork of a sequence to reach a worker wins: the store remembers it, and the others are dropped unseen.  A copy
 of an earlier settlement is dropped, too; the winner itself may come again, after a crash.
 
+Where no store is given, each process remembers for itself what it has seen of late: copies that reach two processes
+then both run.
+
 Ordinary messages cost no round trip: only retries, promoted delays and what the broker says it has delivered before are
 looked up.  What a producer without the stack enqueues has no life until its first retry, and is not looked up.
 """
@@ -18,6 +21,7 @@ looked up.  What a producer without the stack enqueues has no life until its fir
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 
     from .delivery import Delivery
 
-__all__ = ["LIFE", "SETTLED", "Deliveries", "Forks", "new_mark"]
+__all__ = ["LIFE", "SETTLED", "Deliveries", "Forks", "SeenHere", "new_mark"]
 
 #: Which enqueue by the application a message comes from.
 LIFE: Final = "b"
@@ -55,11 +59,46 @@ class Deliveries(Protocol):
     def purge(self, *, now: int) -> int: ...
 
 
+class SeenHere:
+    """The deliveries that one process has seen of late.
+
+    Parameters:
+      limit(int): How many messages it remembers.
+    """
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._records: OrderedDict[str, tuple[int, str | None]] = OrderedDict()
+
+    def claim(self, message_id: str, sequence: int, fork: str, *, now: int) -> bool:
+        with self._lock:
+            known, winner = self._records.get(message_id, (-1, None))
+            if known > sequence or (known == sequence and winner not in (None, fork)):
+                return False
+            self._keep(message_id, sequence, fork)
+            return True
+
+    def advance(self, message_id: str, sequence: int, *, now: int) -> None:
+        with self._lock:
+            if self._records.get(message_id, (-1, None))[0] < sequence:
+                self._keep(message_id, sequence, None)
+
+    def purge(self, *, now: int) -> int:
+        return 0
+
+    def _keep(self, message_id: str, sequence: int, fork: str | None) -> None:
+        self._records[message_id] = (sequence, fork)
+        self._records.move_to_end(message_id)
+        if len(self._records) > self._limit:
+            self._records.popitem(last=False)
+
+
 class Forks:
     """Marks the copies that a worker publishes, and admits those that it receives.
 
     Parameters:
-      store(Deliveries | None): Where winners are remembered; without one, copies are not told apart.
+      store(Deliveries | None): Where winners are remembered; ``None`` where copies need not be told apart.
     """
 
     def __init__(self, store: Deliveries | None) -> None:

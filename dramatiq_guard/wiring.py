@@ -14,7 +14,7 @@ from .consumer import GuardedConsumer
 from .consumer_thread import Settler
 from .delivery import delivery_of, enter
 from .followups import FollowUps
-from .forks import Forks
+from .forks import Forks, SeenHere
 from .interrupts import Run
 from .options import look_up
 from .policy.rules import Rules
@@ -55,6 +55,7 @@ class Stack:
         self.upkeep: Any = None
         self.holdings: Any = None
         self.underway = Underway()
+        self.seen_here = SeenHere() if host.kind_of(broker) == "rabbitmq" else None
         #: What is being processed or settled by a worker thread just now.
         self.in_flight: dict[int, Delivery] = {}
         #: Set when the end has begun: consumers fetch nothing more.
@@ -84,7 +85,7 @@ class Stack:
         self.settler = Settler(self.broker)
         self.exit = WorkerExit(self)
         deliveries = [m.deliveries for m in middlewares if getattr(m, "deliveries", None) is not None]
-        self.forks = Forks(deliveries[0] if deliveries else None)
+        self.forks = Forks(deliveries[0] if deliveries else self.seen_here)
 
     def start(self) -> None:
         """Start what runs beside the worker, after the fork."""

@@ -84,7 +84,7 @@ class JitterBackoff(GuardMiddleware, Retries):
       log(str): ``"throttled"`` logs the traceback of each fingerprint once a minute per process and one line for the
         others, ``"traceback"`` every one, ``"summary"`` none.
       deliveries(DeliveryStore): On RabbitMQ, where copies that a lost confirm left behind are told apart, e.g.
-        ``connect("redis://…").deliveries``; Redis needs none.
+        ``connect("redis://…").deliveries``; without one each process does so for itself. Redis needs none.
 
     Raises:
       SetupError: When an argument is of the wrong type or out of range; names it.
@@ -146,12 +146,10 @@ class JitterBackoff(GuardMiddleware, Retries):
         FailureLog(broker, self.log).install()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        if self.deliveries is not None:
-            stack_of(broker).forks.enqueueing(message)
+        stack_of(broker).forks.enqueueing(message)
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        if self.deliveries is not None:
-            stack_of(broker).forks.enqueued()
+        stack_of(broker).forks.enqueued()
 
     def plan(self, actor_options: Mapping[str, Any], message_options: Mapping[str, Any]) -> tuple[Limits, Backoff]:
         """The limits and the backoff that hold for an actor, and for one message of it.
@@ -337,7 +335,7 @@ class JitterBackoff(GuardMiddleware, Retries):
             options["requeue_timestamp"] = now
             options["traceback"] = compact_traceback(error, redact=delivery.stack.redact_text)
         carrier[SETTLED] = count(carrier.get(SETTLED)) + 1
-        if self.deliveries is not None:
+        if delivery.stack.forks.store is not None:
             carrier.setdefault(LIFE, new_mark())
         traceparent = telemetry.current_traceparent()
         if traceparent is not None:
