@@ -128,10 +128,17 @@ def _callback(
     target = message.options.get(name) or broker.get_actor(message.actor_name).options.get(name)
     if not target:
         return
-    told = result if exception is None else {"type": type(exception).__name__, "message": str(exception)}
+    told = result if exception is None else {"type": type(exception).__name__, "message": _text(exception)}
     actor = broker.get_actor(target)
     callback: Message[Any] = actor.message(_snapshot(message), told)
     _owe_message(delivery, name, callback)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as failure:  # noqa: BLE001 - the user's __str__ may raise anything, and somebody waits to be told
+        return f"[no text: its __str__ raised {type(failure).__name__}]"
 
 
 def _next_stage(

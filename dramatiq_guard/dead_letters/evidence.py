@@ -116,12 +116,12 @@ def text_of(error: BaseException, limit: int, redact: Callable[[str], str] | Non
         text = str(error)
         whole = len(text)
         text = text[: 4 * limit]  # what is redacted need not be ten megabytes
-    except Exception as failure:  # noqa: BLE001 - the user's __str__ may raise anything
+    except BaseException as failure:  # noqa: BLE001 - the user's __str__ may raise anything
         return f"[{type_name(type(error))} without text: its __str__ raised {type(failure).__name__}]"
     if redact is not None:
         try:
             text = redact(text)
-        except Exception as failure:  # noqa: BLE001 - so may the user's redaction, and then nothing may leak
+        except BaseException as failure:  # noqa: BLE001 - so may the user's redaction, and then nothing may leak
             return f"[redaction failed: {type(failure).__name__}]"
     if whole <= limit // 4 or (len(text) <= limit and text.isascii()):
         return text

@@ -51,7 +51,7 @@ class Reading:
     def read(self, exc: BaseException) -> Verdict | None:
         try:
             return self.verdict(self.by.read(exc))
-        except Exception:  # noqa: BLE001 - any attribute of a stranger's exception may raise
+        except BaseException:  # noqa: BLE001 - any attribute of a stranger's exception may raise
             return None
 
     def verdict(self, code: object) -> Verdict | None:
@@ -100,7 +100,7 @@ class Plan:
             return None
         try:
             return retry_after.parse(self.headers(exc), now_ms=now_ms)
-        except Exception:  # noqa: BLE001 - as in Reading.read
+        except BaseException:  # noqa: BLE001 - as in Reading.read
             return None
 
 
@@ -223,5 +223,5 @@ def _delay(exc: BaseException) -> int | None:
         if isinstance(delay, timedelta):
             delay = delay / timedelta(milliseconds=1)
         return None if delay is None or math.isnan(delay) or delay < 0 else int(delay)
-    except Exception:  # noqa: BLE001 - as in Reading.read
+    except BaseException:  # noqa: BLE001 - as in Reading.read
         return None
