@@ -162,7 +162,7 @@ class Interrupts:
             self._runs.pop(run.thread_id, None)
             if run.raised:
                 run.raised = False
-                host.clear_interrupt(run.thread_id)
+                host.clear_interrupt()
 
     def _raise(self, run: Run, kind: type[Interrupt]) -> None:
         """Raise in the run's thread; the caller holds the lock."""

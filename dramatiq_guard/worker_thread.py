@@ -14,7 +14,6 @@ This module must not know any middleware, store or broker.
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,7 +52,7 @@ def _process(thread: Any, message: MessageProxy) -> None:
         type(thread).process_message(thread, message)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it was not meant for the thread
         _finish(thread, message, error)
-    host.clear_interrupt(threading.get_ident())
+    host.clear_interrupt()
 
 
 def _finish(thread: Any, message: MessageProxy, error: BaseException) -> None:
