@@ -235,6 +235,8 @@ return 1
 #: How long, in milliseconds, it is noted which parts were sent.  A crashed worker's message comes back long before.
 _PARTS_KEPT: Final = 86_400_000
 
+_SCRIPTS: Final = "_dramatiq_guard_scripts"
+
 
 def redis_ack_set(broker: Any, queue_name: str) -> str:
     """The key of the set of ids that this process has fetched from a queue and not settled."""
@@ -291,12 +293,12 @@ def redis_move(
 
 
 def _script(broker: Any, source: str) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-    scripts = broker.__dict__.setdefault("_dramatiq_guard_scripts", {})
-    script: Callable[[Sequence[Any], Sequence[Any]], Any] | None = scripts.get(source)
-    if script is None:
-        from .redis_scripts import register
+    scripts = broker.__dict__.get(_SCRIPTS)
+    if scripts is None:
+        from .redis_scripts import Scripts
 
-        script = scripts[source] = register(broker.client, source)
+        scripts = broker.__dict__.setdefault(_SCRIPTS, Scripts(broker.client))
+    script: Callable[[Sequence[Any], Sequence[Any]], Any] = scripts[source]
     return script
 
 

@@ -1,61 +1,123 @@
-"""Running a script on a connection of the broker's own pool.
+"""Running scripts on connections of the broker's own pool.
 
 What redis-py's commands do around sending and reading (metrics, repeats, choices that do not arise here) takes as long
 as the rest, and it is done three times for a message that is retried once.  So its methods of connections are called,
-which its own commands stand on.  It must not know any script.
+which its own commands stand on; and a connection is kept from one script to the next, because the pool looks at its
+socket each time, which for a thread among others is the dearest part.  It must not know any script.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
 
+from redis import ConnectionPool
 from redis.exceptions import NoScriptError
+
+from . import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["register"]
+__all__ = ["Scripts"]
+
+#: How long, in milliseconds, a connection may have rested and still be taken for alive without a look.
+_FRESH: Final = 1_000
+
+
+class Scripts:
+    """The scripts that are run by one broker's client.
+
+    Parameters:
+      client(Redis): The client.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._connections = _Connections(client.connection_pool)
+        self._registered: dict[str, Callable[[Sequence[Any], Sequence[Any]], Any]] = {}
+
+    def __getitem__(self, source: str) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+        """A script that can be called with keys and arguments; it raises what redis-py raises."""
+        found = self._registered.get(source)
+        if found is None:
+            script: Any = self._client.register_script(source)
+            if hasattr(script, "sha") and hasattr(self._client.connection_pool, "get_connection"):
+                found = _Script(self._connections, script)
+            else:
+                found = lambda keys, args: script(keys=keys, args=args)  # noqa: E731 - a client of another kind
+            self._registered[source] = found
+        return found
 
 
 class _Script:
-    """A script, called with its keys and its arguments.
+    """A script on kept connections.
 
     Parameters:
-      client(Redis): The client that it is run by.
+      connections(_Connections): What it is run on.
       script(Script): It as redis-py knows it.
     """
 
-    __slots__ = ("pool", "script", "sha")
+    __slots__ = ("connections", "script", "sha")
 
-    def __init__(self, client: Any, script: Any) -> None:
-        self.pool = client.connection_pool
+    def __init__(self, connections: _Connections, script: Any) -> None:
+        self.connections = connections
         self.script = script
         self.sha = script.sha
 
     def __call__(self, keys: Sequence[Any], args: Sequence[Any]) -> Any:
-        connection = self.pool.get_connection()
+        connection = self.connections.take()
         try:
             connection.send_command(b"EVALSHA", self.sha, len(keys), *keys, *args)
-            return connection.read_response()
+            answer = connection.read_response()
         except NoScriptError:
-            pass
-        finally:
-            self.pool.release(connection)
-        # A server that was restarted, or another one after a failover.
-        return self.script(keys=keys, args=args)
+            # A server that was restarted, or another one after a failover.
+            self.connections.give(connection)
+            return self.script(keys=keys, args=args)
+        except BaseException:
+            self.connections.drop(connection)
+            raise
+        self.connections.give(connection)
+        return answer
 
 
-def register(client: Any, source: str) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-    """Make a script that can be called.
+class _Connections:
+    """Connections of a pool, kept from one use to the next.
+
+    No more than a quarter of what the pool may have, and of a pool in which others wait for one, none.
 
     Parameters:
-      client(Redis): The broker's client.
-      source(str): The script.
-
-    Returns:
-      Callable: Takes keys and arguments; raises what redis-py raises.
+      pool(ConnectionPool): The pool.
     """
-    script: Any = client.register_script(source)
-    if hasattr(script, "sha") and hasattr(client.connection_pool, "get_connection"):
-        return _Script(client, script)
-    return lambda keys, args: script(keys=keys, args=args)
+
+    __slots__ = ("_kept", "_most", "_pool")
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._most = pool.max_connections // 4 if type(pool) is ConnectionPool else 0
+        self._kept: deque[tuple[Any, int]] = deque()
+
+    def take(self) -> Any:
+        """A connection, the one used last if one is kept."""
+        try:
+            connection, used = self._kept.pop()
+        except IndexError:
+            return self._pool.get_connection()
+        if clock.monotonic() - used > _FRESH:
+            # The pool looks whether it is alive still.
+            self._pool.release(connection)
+            return self._pool.get_connection()
+        return connection
+
+    def give(self, connection: Any) -> None:
+        """Put back a connection that was answered on."""
+        if len(self._kept) < self._most:
+            self._kept.append((connection, clock.monotonic()))
+        else:
+            self._pool.release(connection)
+
+    def drop(self, connection: Any) -> None:
+        """Put back a connection that failed; those that are kept will not have fared better."""
+        self._pool.release(connection)
+        while self._kept:
+            self._pool.release(self._kept.pop()[0])
