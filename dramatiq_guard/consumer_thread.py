@@ -134,6 +134,9 @@ class Settler:
                     self.logger.warning(
                         "Message %r is left unacked at shutdown and will be redelivered: %s", message.message_id, error
                     )
+                    stack = delivery_of(message).stack
+                    if stack is not None:
+                        stack.exit.left_behind.append(message.message_id)
                     return
                 wait = min(wait * 2, _LONGEST_WAIT)
                 continue

@@ -18,7 +18,8 @@ code means
 0    everything finished or was handed back
 1    the interpreter itself was held, and faulthandler ended the process
 70   a fatal error
-75   left at the hard deadline with jobs still running; their messages were requeued
+75   left with jobs still running, whose messages were requeued, or with messages that could not be settled, which
+     the broker delivers again: they may run twice, and are named in the log
 ==== =================================================================================
 """
 
@@ -87,7 +88,15 @@ class WorkerExit:
         self.in_flight = 0
         self.handed_back = 0
         self.interrupted = 0
+        #: The ids of messages that are left unacked, since nothing could be sent for them: the broker redelivers them.
+        self.left_behind: list[str] = []
         self.worker: Worker | None = None
+        #: Called when the end begins, with whether the master will start the process anew (HUP).
+        self.heralds: list[Callable[[bool], object]] = []
+        #: Called just before the process leaves, by whatever way.
+        self.farewells: list[Callable[[], object]] = []
+        self._owners = 0
+        self._reloading = False
         self.deadman = Deadman()
         self._lock = threading.Lock()
         self._hurried_at: int | None = None
@@ -108,6 +117,7 @@ class WorkerExit:
     def install(self, worker: Worker) -> None:
         """Take over the signals of a worker process of the dramatiq command; elsewhere they are somebody else's."""
         self.worker = worker
+        self._owners += 1
         if threading.current_thread() is not threading.main_thread():
             return
         for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
@@ -137,6 +147,8 @@ class WorkerExit:
             self.reason = reason
             self.began_at = clock.monotonic()
         self.logger.info("The worker process ends: %s.", reason)
+        for herald in self.heralds:
+            herald(self._reloading)
         threading.Thread(target=self._run, name="dramatiq-guard-exit", daemon=True).start()
         if self._previous and threading.current_thread() is not threading.main_thread():
             # Dramatiq's main thread sleeps in a loop that only its own handler ends.
@@ -149,6 +161,7 @@ class WorkerExit:
             # Once: the second call of Dramatiq's own handler is `sys.exit(1)`.
             self._previous.clear()
             previous(signum, frame)
+        self._reloading = self._reloading or signum == getattr(signal, "SIGHUP", None)
         if first is None:
             # Not in the handler itself: it may have interrupted whoever holds a lock that this takes.
             name = signal.Signals(signum).name
@@ -234,6 +247,9 @@ class WorkerExit:
         try:
             self.handed_back += consumer.hand_back(messages)
         except Exception as error:  # noqa: BLE001 - they stay unacked, and the broker delivers them again
+            if not messages:
+                return
+            self.left_behind += [message.message_id for message in messages]
             self.logger.warning(
                 "%d messages of queue %r could not be handed back; the broker delivers them again: %s",
                 len(messages),
@@ -267,31 +283,48 @@ class WorkerExit:
             if running:
                 self.logger.error("%d messages are still running at the hard deadline.", len(running))
             return
-        if running or host.event_loop_is_blocked():
+        ids = [delivery.message_id for delivery in running]
+        if ids or self.left_behind or host.event_loop_is_blocked():
             # A coroutine that blocks the loop goes on like a thread, even if its message has been requeued already.
             self.code = self.code or ABANDONED
-        flushed = self._tell([delivery.message_id for delivery in running], _LAST_FLUSH)
+        flushed = self._tell(ids, _LAST_FLUSH)
         # Last of all, since another process may take them up at once.
         _aside(lambda: self._requeue(running), _LAST_MOMENT)
-        self._say([delivery.message_id for delivery in running], flushed)
+        _aside(self._bid_farewell, _LAST_MOMENT)
+        self._say(ids, flushed)
         os._exit(self.code)
 
     # -- the last hook -----------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Give the exit code; called when everything else of the worker has ended.
+        """Give the exit code; called by each middleware that has installed it, the last of which counts.
 
         Raises:
           SystemExit: With the code, where it is not 0.
         """
+        self._owners -= 1
+        if self._owners > 0:
+            # `SystemExit` would cut off the hooks of the middlewares outside.
+            return
         self._finished.set()
         self.deadman.disarm()
+        self._bid_farewell()
         if not self.begun:
             return
         if host.in_command_line_worker():
+            if self.left_behind:
+                self.code = self.code or ABANDONED
             self._say([], self._tell([], _FLUSH))
             if self.code:
                 raise SystemExit(self.code)
+
+    def _bid_farewell(self) -> None:
+        while self.farewells:
+            farewell = self.farewells.pop()
+            try:
+                farewell()
+            except Exception:
+                self.logger.warning("Something could not be put in order at the end.", exc_info=True)
 
     def _counts(self, abandoned: list[str]) -> dict[str, int]:
         interrupted = max(0, self.interrupted - len(abandoned))
@@ -312,7 +345,7 @@ class WorkerExit:
             reason=self.reason,
             code=self.code,
             took_ms=took,
-            abandoned=len(abandoned),
+            abandoned=len({*abandoned, *self.left_behind}),
             **self._counts(abandoned),
         )
         return telemetry.flush(timeout)
@@ -328,7 +361,7 @@ class WorkerExit:
             self.reason,
             self.code,
             *self._counts(abandoned).values(),
-            abandoned,
+            [*dict.fromkeys([*abandoned, *self.left_behind])],
             flushed,
             clock.monotonic() - (self.began_at or 0),
         )

@@ -155,6 +155,8 @@ class CrashOnFatal(GuardMiddleware):
                 self.deliveries.crashes, self.max_crashes, self.window, self.heartbeat, lambda: stack.draining
             )
             self._quarantine.start()
+            # However the process leaves, it does so knowingly: what it had begun is no crash.
+            stack.exit.farewells.append(self._quarantine.close)
         self._watchdog = Watchdog(
             stack,
             worker,
@@ -189,8 +191,6 @@ class CrashOnFatal(GuardMiddleware):
         super().after_worker_shutdown(broker, worker)
         if self._watchdog is not None:
             self._watchdog.close()
-        if self._quarantine is not None:
-            self._quarantine.close()
         self._unhook_errors()
         stack_of(broker).exit.finish()
 
