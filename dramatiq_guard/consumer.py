@@ -146,6 +146,13 @@ class GuardedConsumer(Consumer):
         """
         self.publish(self.stack.forks.owed(delivery, message), delay)
 
+    def noted(self, delivery: Delivery) -> frozenset[str]:
+        """What is noted as done of this message's end, by whoever ran it; where a broker keeps no notes, nothing."""
+        return frozenset()
+
+    def note(self, delivery: Delivery, part: str) -> None:
+        """Note a part of this message's end as done."""
+
     def publish(self, message: Message[Any], delay: int | None) -> None:
         """Put a copy of a message on its queue."""
         with self.stack.forks.publishing():

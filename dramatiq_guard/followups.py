@@ -184,13 +184,21 @@ class _Arrival:
         self.barrier = Barrier(group.rate_limiter_backend, uuid, ttl=group.barrier_ttl)
         self.delivery = delivery
         self.consumer: Any = delivery.consumer
-        self.left: list[Any] | None = None
-        self.callbacks = callbacks
+        self.completes: bool | None = None
+        self.noted = False
+        self.left = list(callbacks)
 
     def perform(self) -> None:
-        if self.left is None:
-            self.left = list(self.callbacks) if self.barrier.wait(block=False) else []
-        while self.left:
+        if self.completes is None:
+            # A worker that was killed before its ack may have counted this member already; once more, and the group
+            # would be complete without another.
+            noted = self.consumer.noted(self.delivery)
+            self.noted = not noted.isdisjoint(("group-counted", "group-complete"))
+            self.completes = "group-complete" in noted if self.noted else self.barrier.wait(block=False)
+        if not self.noted:
+            self.consumer.note(self.delivery, "group-complete" if self.completes else "group-counted")
+            self.noted = True
+        while self.completes and self.left:
             self.consumer.send(self.delivery, f"group-{len(self.left)}", Message(**self.left[0]))
             self.left.pop(0)
 

@@ -53,6 +53,8 @@ __all__ = [
     "redis_message_id",
     "redis_messages",
     "redis_move",
+    "redis_note",
+    "redis_noted",
     "redis_parts",
     "redis_send_part",
     "skipped_by_age_limit",
@@ -329,6 +331,19 @@ def redis_send_part(
     )
     arguments = (redis_message_id, part, new_redis_message_id, body, _PARTS_KEPT)
     return bool(_script(broker, _SEND_PART)(keys, arguments))
+
+
+def redis_noted(broker: Any, redis_message_id: str) -> frozenset[str]:
+    """The parts of a message's end that have been noted as done, by this delivery of it or an earlier one."""
+    members = broker.client.smembers(redis_parts(broker, redis_message_id))
+    return frozenset(each.decode() if isinstance(each, bytes) else each for each in members)
+
+
+def redis_note(broker: Any, redis_message_id: str, part: str) -> None:
+    """Note a part of a message's end as done."""
+    key = redis_parts(broker, redis_message_id)
+    with broker.client.pipeline() as pipeline:
+        pipeline.sadd(key, part).pexpire(key, _PARTS_KEPT).execute()
 
 
 #: Returns messages that this process holds to the head of their queue, the first of them first.

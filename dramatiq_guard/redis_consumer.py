@@ -175,6 +175,14 @@ class RedisConsumer(GuardedConsumer):
         if sent:
             self.broker.emit_after("enqueue", copy, delay)
 
+    def noted(self, delivery: Delivery) -> frozenset[str]:
+        redis_message_id = delivery.message.options["redis_message_id"]
+        return frozenset(_reachably(partial(host.redis_noted, self.broker, redis_message_id)))
+
+    def note(self, delivery: Delivery, part: str) -> None:
+        delivery.parted = True
+        _reachably(partial(host.redis_note, self.broker, delivery.message.options["redis_message_id"], part))
+
     def promote(self, message: MessageProxy) -> None:
         """Move a delayed message that has fallen due to its queue, in one step."""
         self._move(message, host.promoted(message), None)
