@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import dramatiq
@@ -35,7 +35,8 @@ _MARK_OF_FIXTURE = {
     "rabbitmq": "rabbitmq",
 }
 
-_HOST_FACTS = Path(__file__).parent / "host_facts"
+#: Tests that are `untraced` without saying so.
+_INTERRUPTING = [Path(__file__).parent / place for place in ("host_facts", "stack/test_interrupted.py")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,27 +69,24 @@ def _settle_interrupts() -> None:
             pass
 
 
-@pytest.fixture
-def untraced() -> Iterator[None]:
-    """Take coverage off this thread and those it starts.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Take coverage off the thread of a test that interrupts threads, with its fixtures, and off those it starts.
 
-    On CPython 3.11 every traced thread spins, and hangs with it, while an interrupt (PyThreadState_SetAsyncExc) is
-    pending in any thread, and for ever after one was taken back with NULL.
+    On CPython 3.11 every traced thread spins, and hangs with the lock that it holds, while an interrupt
+    (PyThreadState_SetAsyncExc) is pending in any thread, and for ever after one was taken back with NULL.
     """
+    if not any(item.path.is_relative_to(path) for path in _INTERRUPTING) and not item.get_closest_marker("untraced"):
+        return (yield)
     mine, theirs = sys.gettrace(), threading.gettrace()
     sys.settrace(None)
     threading.settrace(None)
-    yield
-    _settle_interrupts()
-    threading.settrace(theirs)
-    sys.settrace(mine)
-
-
-@pytest.fixture(autouse=True)
-def _host_facts_are_untraced(request: pytest.FixtureRequest) -> None:
-    """The host facts run none of our code, so there is nothing to cover."""
-    if request.path.is_relative_to(_HOST_FACTS):
-        request.getfixturevalue("untraced")
+    try:
+        return (yield)
+    finally:
+        _settle_interrupts()
+        threading.settrace(theirs)
+        sys.settrace(mine)
 
 
 # -- Redis -----------------------------------------------------------------------------------------------------------

@@ -21,9 +21,6 @@ name                  scope     gives
 `rabbitmq_url`        function  its URL with a new, empty virtual host, deleted afterwards
 `rabbitmq_broker`     function  a `RabbitmqBroker` on `rabbitmq_url`, with `confirm_delivery=True`, set as the global
                                 broker, closed afterwards
-`untraced`            function  no coverage on this thread: for a test that itself ends the C call in which an
-                                interrupted thread waits, which hangs under coverage on CPython 3.11; the host
-                                facts all have it
 `stub_broker`         function  a `StubBroker` with Dramatiq's default middleware, set as the global broker
 `stub_worker`         function  a started `Worker` on `stub_broker` (10 ms timeout, 4 threads), stopped afterwards
 ====================  ========  =====================================================================================
@@ -31,6 +28,9 @@ name                  scope     gives
 A test that uses one of them gets the mark of the server (`redis`, `postgres`, `rabbitmq`) by itself:
 `pytest -m "not rabbitmq"`.  With `CI=true` a server that does not start fails the tests; elsewhere a missing RabbitMQ
 skips them, and the summary says how to install it.
+
+A test that interrupts threads in this process (time limits, `Shutdown`) gets `pytest.mark.untraced`: on CPython 3.11 it
+would hang under coverage.
 
 Classes and functions
 =====================
