@@ -437,6 +437,7 @@ def rabbitmq_publish_once(broker: Any, message: Message[Any], delay: int | None)
         queue_name = dq_name(queue_name)
         message = message.copy(queue_name=queue_name, options={"eta": clock.now() + delay})
     try:
+        _rabbitmq_reconnect(broker)
         broker.declare_queue(canonical, ensure=True)
         broker.emit_before("enqueue", message, delay)
         broker.channel.basic_publish(
@@ -452,3 +453,19 @@ def rabbitmq_publish_once(broker: Any, message: Message[Any], delay: int | None)
         del broker.connection
         raise ConnectionClosed(error) from error
     broker.emit_after("enqueue", message, delay)
+
+
+def _rabbitmq_reconnect(broker: Any) -> None:
+    """Open this thread's connection anew if the server has closed it while nobody listened.
+
+    A publish into a connection that is gone fails as one does whose confirm was lost, and would be made twice.
+    """
+    import pika
+
+    try:
+        broker.connection.process_data_events(time_limit=0)
+        usable = broker.connection.is_open and broker.channel.is_open
+    except pika.exceptions.AMQPError:
+        usable = False
+    if not usable:
+        del broker.connection

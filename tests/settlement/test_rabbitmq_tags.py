@@ -82,6 +82,21 @@ def test_prefetched_messages_of_a_lost_connection_are_dropped_before_they_run(
         world.check()
 
 
+def test_a_connection_that_was_closed_while_idle_holds_nothing_up(
+    private_rabbitmq: PrivateRabbitMQ, rabbitmq_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection over which a thread publishes was closed since its last retry: the next one goes out at once."""
+    world = World(private_rabbitmq, rabbitmq_url)
+    with world.working(threads=1):
+        world.send("before", fails=1)
+        world.finish()
+        _close(world, private_rabbitmq)
+        world.send("after", fails=1)
+        world.finish()
+        world.check()
+    assert "stays unacked" not in caplog.text
+
+
 def test_stock_dead_letters_innocents_and_completes_failing_jobs_twice(
     private_rabbitmq: PrivateRabbitMQ, rabbitmq_url: str
 ) -> None:
