@@ -123,7 +123,8 @@ class Settlement:
         try:
             for noter in self.noters:
                 self._note(noter, delivery)
-            if delivery.successor is not None and delivery.decision is not None:
+            # A message that was failed after the decision dies, and only dies (H6).
+            if delivery.successor is not None and delivery.decision is not None and not delivery.message.failed:
                 delivery.dues.append(Due(delivery.decision.step.value, lambda: holder.carry_on(delivery)))
             delivery.noted = True
         except BaseException:

@@ -312,8 +312,9 @@ class DeadLetter(GuardMiddleware):
 def _reason(delivery: Delivery) -> str:
     """The reason code of a message that failed."""
     message = delivery.message
-    if delivery.decision is not None and delivery.decision.reason is not None:
-        return delivery.decision.reason
+    if delivery.decision is not None:
+        # Without a reason it was to be tried again, and another middleware failed it all the same.
+        return delivery.decision.reason or "failed_by_middleware"
     error = message._exception
     if isinstance(error, ActorNotFound) and not delivery.began:
         return "unknown_actor"
