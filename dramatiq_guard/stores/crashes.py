@@ -67,7 +67,7 @@ class Starter(Protocol):
         ...
 
     def flush(self) -> bool:
-        """Have everything noted, and wait for it; say whether it was."""
+        """Have everything noted, and wait for it; say whether it was, which nobody knows of a connection that broke."""
         ...
 
     def close(self) -> None:

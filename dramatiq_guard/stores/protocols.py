@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..dead_letters.letter import Letter
+    from .crashes import CrashStore
 
 __all__ = [
     "Begun",
@@ -388,6 +389,11 @@ class DeliveryStore(Protocol):
     Each method is one atomic step and one round trip.  Safe to use from many threads, and from processes forked after
     the store was made.
     """
+
+    @property
+    def crashes(self) -> CrashStore:
+        """What is remembered of processes that died at a message; see `dramatiq_guard.stores.crashes`."""
+        ...
 
     def claim(self, message_id: str, sequence: int, fork: str, *, now: int) -> bool:
         """Ask whether a copy of a message may run: of the copies of one sequence, the first that asks.

@@ -72,8 +72,11 @@ class MemoryStarter:
     def __init__(self, crashes: MemoryCrashes, process: str) -> None:
         self._all = crashes
         self._process = process
+        self._closed = False
 
     def start(self, message_id: str, *, now: int) -> bool:
+        if self._closed:
+            return False
         with self._all._lock:
             self._all._starts.setdefault(self._process, {})[message_id] = now
         return True
@@ -83,7 +86,7 @@ class MemoryStarter:
             self._all._starts.get(self._process, {}).pop(message_id, None)
 
     def flush(self) -> bool:
-        return True
+        return not self._closed
 
     def close(self) -> None:
-        pass
+        self._closed = True

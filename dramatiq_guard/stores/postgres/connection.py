@@ -129,6 +129,20 @@ class PostgresConnection:
         except OSError as error:
             raise StoreUnavailable(f"{self.name} is not available while {what}: {error}") from error
 
+    def dedicated(self, what: str) -> Any:
+        """Make a connection beside the others, in autocommit, which belongs to whoever asked; see `using`."""
+        try:
+            if self._pool is None:
+                return self._new_one()
+            given = self._pool.kwargs
+            known = {**((given() if callable(given) else given) or {}), "autocommit": True}
+            address = self._pool.conninfo
+            return self._pool.connection_class.connect(address() if callable(address) else address, **known)
+        except self._psycopg.Error as error:
+            raise self._translated(error, what) from error
+        except OSError as error:
+            raise StoreUnavailable(f"{self.name} is not available while {what}: {error}") from error
+
     def close(self) -> None:
         """Close this process's idle connections, unless they are somebody else's."""
         with self._lock:

@@ -7,6 +7,7 @@ from typing import Any
 from ..cells import clean
 from ..protocols import DELIVERIES_KEPT
 from .connection import PostgresConnection, Queries
+from .crashes import PostgresCrashes
 from .schema import check_version
 
 __all__ = ["PostgresDeliveries"]
@@ -22,6 +23,7 @@ class PostgresDeliveries:
     def __init__(self, connection: PostgresConnection) -> None:
         self._connection = connection
         self._queries = Queries(connection.schema, file="deliveries.sql")
+        self.crashes = PostgresCrashes(connection)
 
     def __repr__(self) -> str:
         return f"<PostgresDeliveries at {self._connection.name}, schema {self._connection.schema}>"

@@ -6,6 +6,7 @@ was written just before a SIGKILL still arrives, and an ordinary message waits f
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,16 +105,20 @@ class RedisStarter:
         self._lock = Lock()
         self._finished: list[str] = []
         self._silent: Any = None
+        self._breaks = 0
+        self._out = self._closed = False
 
     def start(self, message_id: str, *, now: int) -> bool:
         with self._lock:
-            return self._send(("HSET", self._key, clean(message_id), now))
+            # Only a flush looks whether a server that was out is there again: no message waits for that.
+            return not self._out and self._send(("HSET", self._key, clean(message_id), now))
 
     def finish(self, message_id: str) -> None:
         self._finished.append(clean(message_id))
 
     def flush(self) -> bool:
         with self._lock:
+            broken = self._breaks
             if not self._send(("CLIENT", "REPLY", "ON")):
                 return False
             try:
@@ -121,11 +126,11 @@ class RedisStarter:
                 self._silent.send_command("CLIENT", "REPLY", "OFF")
             except Exception:  # noqa: BLE001 - whatever the client calls it: nothing is known to have arrived
                 self._drop()
-                return False
-            return True
+            return self._breaks == broken
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._drop()
 
     def _send(self, command: tuple[Any, ...]) -> bool:
@@ -133,11 +138,11 @@ class RedisStarter:
         finished = self._finished[:]
         commands = [("HDEL", self._key, *finished), command] if finished else [command]
         for _ in range(2):
+            if self._closed:
+                break
             try:
                 if self._silent is None:
-                    self._silent = self._connection.call(
-                        "connecting", lambda client: client.connection_pool.make_connection()
-                    )
+                    self._silent = self._connection.call("connecting", partial(_connection_to, self._key))
                     self._silent.connect()
                     self._silent.send_command("CLIENT", "REPLY", "OFF")
                 self._silent.send_packed_command(self._silent.pack_commands(commands), check_health=False)
@@ -145,14 +150,26 @@ class RedisStarter:
                 self._drop()
                 continue
             del self._finished[: len(finished)]
+            self._out = False
             return True
+        self._out = True
         del self._finished[:-10_000]
         return False
 
     def _drop(self) -> None:
         if self._silent is not None:
+            self._breaks += 1
             self._silent.disconnect()
             self._silent = None
+
+
+def _connection_to(key: str, client: Any) -> Any:
+    """A connection of one's own to the server that holds a key."""
+    if hasattr(client, "get_node_from_key"):  # a cluster
+        client = client.get_redis_connection(client.get_node_from_key(key))
+    # Not of the pool's number: that would count each one made anew, and never give the place back.
+    pool = client.connection_pool
+    return pool.connection_class(**pool.connection_kwargs)
 
 
 def _crash(text: str) -> Crash:
