@@ -49,6 +49,8 @@ class RedisHoldings:
 
     def __init__(self) -> None:
         self._ids: dict[str, set[str]] = {}
+        #: Set once the server has not answered while the worker shut down.
+        self.silent = False
 
     def of(self, queue_name: str) -> set[str]:
         """The ids that are held of a queue or delay queue; adding and discarding is atomic."""
@@ -108,7 +110,7 @@ class RedisConsumer(GuardedConsumer):
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         messages = list(messages)
-        _reachably(partial(super().requeue, messages))
+        self._return(partial(super().requeue, messages))
         for message in messages:
             self._release(message)
 
@@ -119,7 +121,7 @@ class RedisConsumer(GuardedConsumer):
             with suppress(DecodeError, KeyError):
                 ids.append(Message.decode(body).options["redis_message_id"])
         self.inner.message_cache.clear()
-        back: int = _reachably(partial(host.redis_hand_back, self.broker, self.queue_name, ids))
+        back: int = self._return(partial(host.redis_hand_back, self.broker, self.queue_name, ids))
         for message in messages:
             self._release(message)
         return back
@@ -127,7 +129,7 @@ class RedisConsumer(GuardedConsumer):
     def close(self) -> None:
         # Of what was fetched and not yet looked at only the bodies are known; their ids are those that nobody holds.
         self.inner.message_cache.clear()
-        _reachably(self.reclaim)
+        self._return(self.reclaim)
         super().close()
 
     def holds(self, delivery: Delivery) -> bool:
@@ -233,6 +235,17 @@ class RedisConsumer(GuardedConsumer):
             host.redis_ack(self.broker, self.queue_name, message.options["redis_message_id"])
         else:
             super()._say(what, message)
+
+    def _return(self, call: Callable[[], _T]) -> _T:
+        """Return messages.  A server that does not answer is asked once at shutdown, not by each consumer in turn."""
+        closing = self.stack.settler.closing.is_set()
+        if closing and self.stack.holdings.silent:
+            raise ConnectionClosed("Redis did not answer while the worker shut down; it is not asked again")
+        try:
+            return call()
+        except redis.RedisError as error:
+            self.stack.holdings.silent = closing and isinstance(error, redis.TimeoutError)
+            raise ConnectionClosed(error) from error
 
     def _release(self, message: MessageProxy) -> None:
         self.held.discard(message.options["redis_message_id"])
