@@ -124,7 +124,7 @@ def test_c32_a_limit_for_each_kind_of_error() -> None:
 
 
 def test_c34_the_final_failure_is_told_once_for_every_road() -> None:
-    """on_dead_letter is called for a message that was exhausted, permanent, expired or unknown, and for no single try."""
+    """on_dead_letter is called for what was exhausted, permanent, expired or unknown, once each, and for no try."""
     told: list[str] = []
     rig = rigged(
         Classify(permanent=[KeyError]),
