@@ -1,4 +1,4 @@
-"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`.
+"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`, and the long ones, `simulate_faults`, `settlement_matrix`.
 
 Run as a script it needs nothing but Python with venv: `python3 noxfile.py tests` makes a virtual environment of its
 own with nox in it (`.nox/_nox`), and goes on as `nox -s tests`.  Where nox or uv is at hand, `nox -s tests` and
@@ -120,3 +120,10 @@ def simulate_faults(session: nox.Session) -> None:
     """A hundred thousand seeded schedules of faults, on models of broker and store."""
     _install(session, "all", "test")
     session.run("python", "-m", "tests.simulation", *(session.posargs or ["--count", "100000"]))
+
+
+@nox.session
+def settlement_matrix(session: nox.Session) -> None:
+    """Every fault at every moment, on real brokers: about half an hour."""
+    _install(session, "all", "test")
+    session.run("pytest", "-m", "matrix", "tests/settlement", *session.posargs)

@@ -146,9 +146,17 @@ class Jobs:
         async def aplain(key: str) -> None:
             ledger.write(key)
 
+        @dramatiq.actor(broker=broker)
+        def stuck(key: str) -> None:
+            again = ledger.runs[key]
+            ledger.write(key)
+            if not again:
+                threading.Event().wait(600)
+
         self.flaky, self.aflaky = flaky, aflaky
         self.doomed, self.adoomed = doomed, adoomed
         self.plain, self.aplain = plain, aplain
+        self.stuck = stuck
 
 
 def _others() -> list[Middleware]:

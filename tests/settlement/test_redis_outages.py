@@ -101,7 +101,10 @@ def run(server: PrivateValkey, ledger: Path, fault: str, seconds: float, moments
             world.check()
 
 
-@pytest.mark.parametrize(("fault", "seconds"), [("stopped", 8), ("killed", 8), ("frozen", 8), ("cut", 4)])
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [("killed", 8), ("frozen", 8), ("cut", 4), pytest.param("stopped", 11, marks=pytest.mark.matrix)],
+)
 def test_an_outage_costs_no_message_no_thread_and_no_attempt(
     fault: str, seconds: float, own_valkey: PrivateValkey, tmp_path: Path
 ) -> None:
