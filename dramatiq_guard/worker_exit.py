@@ -61,11 +61,11 @@ _HELD_BEYOND: Final = 2_000
 
 #: How long, in milliseconds, telemetry may take at the end, and when the hard deadline is over.
 _FLUSH: Final = 2_000
-_LAST_FLUSH: Final = 700
+_LAST_FLUSH: Final = 600
 
 #: How long, in milliseconds, those who were interrupted may take when somebody hurries; and the broker, to take back
 #: what is abandoned.
-_LAST_MOMENT: Final = 700
+_LAST_MOMENT: Final = 500
 
 
 class WorkerExit:
@@ -306,17 +306,18 @@ class WorkerExit:
         if self._owners > 0:
             # `SystemExit` would cut off the hooks of the middlewares outside.
             return
-        self._finished.set()
-        self.deadman.disarm()
-        self._bid_farewell()
-        if not self.begun:
+        if not host.in_command_line_worker():
+            self._finished.set()
+            self.deadman.disarm()
+            self._bid_farewell()
             return
-        if host.in_command_line_worker():
-            if self.left_behind:
-                self.code = self.code or ABANDONED
-            self._say([], self._tell([], _FLUSH))
-            if self.code:
-                raise SystemExit(self.code)
+        # Whatever hangs on the way out from here, the hard deadline and the deadman are the end of that, too.
+        _aside(self._bid_farewell, _FLUSH)
+        if self.left_behind:
+            self.code = self.code or ABANDONED
+        self._say([], self._tell([], _FLUSH))
+        if self.code:
+            raise SystemExit(self.code)
 
     def _bid_farewell(self) -> None:
         while self.farewells:

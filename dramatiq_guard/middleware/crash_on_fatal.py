@@ -52,7 +52,7 @@ _HOUR: Final = 60 * 60 * 1000
 _ORPHANED: Final = "its parent process is gone"
 
 #: Milliseconds that an orphan has: whoever killed its master means it to be gone, and may have started another one.
-_ORPHANS_LEAVE_WITHIN: Final = 3_000
+_ORPHANS_LEAVE_WITHIN: Final = 2_500
 
 
 class CrashOnFatal(GuardMiddleware):

@@ -9,6 +9,7 @@ All is set by the environment, so that one module serves every test:
 `EXITS_LETTERS`     the URL of a Redis for the letters
 `EXITS_LEDGER`      the file that jobs write to; where `{file}.fast` exists as well, every job ends as soon as it begins
 `EXITS_STACK`       ``guard``, or ``stock`` for Dramatiq by itself
+`EXITS_ASYNC`       ``no`` for no event loop
 `EXITS_SOFT`        the soft deadline in milliseconds
 `EXITS_HARD`        the hard deadline in milliseconds
 `EXITS_HEARTBEAT`   the heartbeat timeout on Redis in milliseconds
@@ -45,7 +46,9 @@ LEDGER = Path(os.environ["EXITS_LEDGER"])
 FAST = LEDGER.with_name(f"{LEDGER.name}.fast")
 LONG = 60.0
 
-_middleware: list[Any] = [*(kind() for kind in default_middleware if kind.__name__ != "Prometheus"), AsyncIO()]
+_middleware: list[Any] = [kind() for kind in default_middleware if kind.__name__ != "Prometheus"]
+if os.environ.get("EXITS_ASYNC", "yes") == "yes":
+    _middleware.append(AsyncIO())
 
 broker: Any
 if os.environ["EXITS_BROKER"] == "redis":
@@ -58,9 +61,9 @@ if os.environ["EXITS_BROKER"] == "redis":
 else:
     broker = RabbitmqBroker(url=os.environ["EXITS_URL"], confirm_delivery=True, middleware=_middleware)
 
+soft, hard = int(os.environ.get("EXITS_SOFT", "1500")), int(os.environ.get("EXITS_HARD", "4000"))
 if os.environ.get("EXITS_STACK", "guard") == "guard":
     stores = connect(os.environ["EXITS_LETTERS"], prefix=NAME)
-    soft, hard = int(os.environ.get("EXITS_SOFT", "1500")), int(os.environ.get("EXITS_HARD", "4000"))
     install(
         broker,
         Classify(),
@@ -93,17 +96,17 @@ def hold_the_interpreter() -> None:
     ctypes.PyDLL(None).sleep(int(LONG))
 
 
-@dramatiq.actor(queue_name=NAME)
+@dramatiq.actor(queue_name=NAME, min_backoff=100, max_backoff=1_000)
 def job(key: str, kind: str) -> None:
     """Whatever a sync job can be at when the process is told to stop."""
     note("began", key)
     if not FAST.exists():
-        {
-            "short": lambda: in_steps(0.3),
-            "long": lambda: in_steps(LONG),
-            "in C": lambda: time.sleep(LONG),
-            "GIL held": hold_the_interpreter,
-        }[kind]()
+        if kind == "in C":
+            time.sleep(LONG)
+        elif kind == "GIL held":
+            hold_the_interpreter()
+        else:
+            in_steps({"short": 0.3, "long": LONG}.get(kind) or float(kind.removesuffix(" s")))
     note("finished", key)
 
 
@@ -139,4 +142,6 @@ def leaves_early(key: str) -> None:
     note("in time" if left is not None and 0 < left <= 120_000 else "without a limit", key)
     while not delivery.shutting_down:
         time.sleep(0.02)
+    left = delivery.time_left()
+    note("in a hurry" if left is not None and left <= soft else "at leisure", key)
     note("finished", key)

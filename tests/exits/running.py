@@ -38,7 +38,7 @@ class Ledger:
     def lines(self, what: str) -> list[tuple[str, int]]:
         """The key and the process of each line of a kind, in order."""
         lines = (line.rsplit(" ", 2) for line in self.path.read_text().splitlines())
-        return [(key, int(pid)) for word, key, pid in lines if word == what]
+        return [(key, int(pid)) for noted, key, pid in lines if noted == what]
 
     def keys(self, what: str) -> Counter[str]:
         """How often each job wrote a line of a kind."""
