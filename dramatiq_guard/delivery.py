@@ -99,12 +99,14 @@ class Delivery:
         "replaced",
         "result",
         "returned",
+        "said",
         "settled",
         "skipped",
         "span",
         "stack",
         "started_at",
         "successor",
+        "summary",
         "suspicion",
         "trace",
         "verdict",
@@ -133,6 +135,9 @@ class Delivery:
         #: Written by JitterBackoff: what is to be done, and the copy that does it.
         self.decision: Decision | None = None
         self.successor: Successor | None = None
+        #: Its error in one line, as the history has it; and whether the log has told what becomes of the message.
+        self.summary: tuple[str, str, str] | None = None
+        self.said = False
         #: Our entry in the options after this attempt: the history with this one in it.
         self.carrier: dict[str, Any] | None = None
         #: Written by DeadLetter: trace id and span id of the attempt that failed.

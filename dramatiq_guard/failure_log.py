@@ -18,6 +18,8 @@ from .policy.decision import Step
 if TYPE_CHECKING:
     from dramatiq import Broker
 
+    from .policy.decision import Decision
+
 __all__ = ["LOG_MODES", "FailureLog", "LogMode"]
 
 LogMode = Literal["throttled", "traceback", "summary"]
@@ -67,15 +69,18 @@ class FailureLog(logging.Filter):
             record.exc_text = compact_traceback(error, 60, source=True)
             record.args = (_Short(delivery.message),)
             return True
-        summary = summarize_error(error)
-        record.msg = "Attempt %d of message %s (%s) failed: %s: %s at %s"
+        kind, text, place = delivery.summary or summarize_error(error, redact=delivery.stack.redact_text)
+        # One line tells it all: where it has been decided what becomes of the message, that too.
+        delivery.said = delivery.decision is not None
+        record.msg = "Attempt %d of message %s (%s) failed: %s: %s at %s%s"
         record.args = (
             delivery.attempt,
             delivery.message_id,
             delivery.message.actor_name,
-            summary.type,
-            summary.message,
-            summary.place,
+            kind,
+            text,
+            place,
+            f"; {_fate(delivery.decision)}" if delivery.decision is not None else "",
         )
         record.exc_info = None
         return True
@@ -92,6 +97,10 @@ class FailureLog(logging.Filter):
             self._shown.clear()
         self._shown[name] = now
         return True
+
+
+def _fate(decision: Decision) -> str:
+    return f"given up ({decision.reason}): {decision.why}" if decision.step is Step.GIVE_UP else decision.why
 
 
 class _Short:

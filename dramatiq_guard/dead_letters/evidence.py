@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from .fingerprint import own_place, type_name
+from .fingerprint import own_place, type_name, users_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ def describe_error(error: BaseException, *, redact: Callable[[str], str] | None 
 def compact_traceback(
     error: BaseException, limit: int = 30, *, source: bool = False, redact: Callable[[str], str] | None = None
 ) -> str:
-    """Format a traceback with its causes, as Python does, but bounded.
+    """Format a traceback with its causes, as Python does, but bounded, and from where the user's function was called.
 
     Parameters:
       error(BaseException): What was raised.
@@ -160,7 +160,7 @@ def _format_one(error: BaseException, limit: int, source: bool, redact: Callable
     lines = []
     if error.__traceback__ is not None:
         lines.append("Traceback (most recent call last):\n")
-        lines += _format_frames(error.__traceback__, limit, source)
+        lines += _format_frames(users_part(error.__traceback__), limit, source)
     text = text_of(error, 1024, redact)
     name = type_name(type(error))
     lines.append(f"{name}: {text}\n" if text else f"{name}\n")

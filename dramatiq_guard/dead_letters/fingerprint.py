@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-__all__ = ["FrameName", "fingerprint", "frame_name", "own_place", "type_name"]
+__all__ = ["FrameName", "fingerprint", "frame_name", "own_place", "type_name", "users_part"]
 
 #: Packages that stand between the worker and the user's function.
 HOSTS = frozenset({"dramatiq", "dramatiq_guard"})
@@ -59,6 +59,17 @@ def _is_own(filename: str, module: str) -> bool:
     if filename.startswith("<frozen") or any(part in filename for part in _INSTALLED):
         return False
     return not filename.startswith(_STDLIB) and module.partition(".")[0] not in HOSTS
+
+
+def users_part(traceback: TracebackType) -> TracebackType:
+    """A traceback without the frames of the worker and the stack that it begins with; all of it if it has no others."""
+    step: TracebackType | None = traceback
+    while step is not None:
+        module = step.tb_frame.f_globals.get("__name__")
+        if not isinstance(module, str) or module.partition(".")[0] not in HOSTS:
+            return step
+        step = step.tb_next
+    return traceback
 
 
 def own_place(traceback: TracebackType | None) -> str:

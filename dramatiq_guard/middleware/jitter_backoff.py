@@ -60,6 +60,9 @@ _PLANNED: Final = (
     "max_interruptions",
 )
 
+#: How many different plans are remembered.
+_PLANS: Final = 1_000
+
 _HOST: Final = socket.gethostname()
 
 
@@ -135,6 +138,7 @@ class JitterBackoff(GuardMiddleware, Retries):
         self.retry_when = retry_when
         self.log = log
         self._complained: set[str] = set()
+        self._plans: dict[tuple[tuple[str, Any], ...], tuple[Limits, Backoff]] = {}
         self.deliveries = deliveries
 
     @property
@@ -168,7 +172,18 @@ class JitterBackoff(GuardMiddleware, Retries):
         }
         if not found:
             return self.limits, self.backoff
+        key = tuple(found.items())
+        try:
+            known = self._plans.get(key)
+        except TypeError:  # a schedule in a list, of an actor that nobody checked
+            return self._plan(found)
+        if known is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            known = self._plans[key] = self._plan(found)
+        return known
 
+    def _plan(self, found: Mapping[str, Any]) -> tuple[Limits, Backoff]:
         def limit(name: str) -> Any:
             value = found.get(name, _UNSET)
             return getattr(self.limits, name) if value is _UNSET else value
@@ -313,7 +328,7 @@ class JitterBackoff(GuardMiddleware, Retries):
             carrier["interruptions"] = count(carrier.get("interruptions")) + 1
         else:
             verdict = delivery.verdict
-            summary = summarize_error(error, redact=delivery.stack.redact_text)
+            delivery.summary = summary = summarize_error(error, redact=delivery.stack.redact_text)
             carrier = extended(
                 carrier,
                 Attempt(
@@ -367,6 +382,8 @@ class JitterBackoff(GuardMiddleware, Retries):
         return decision
 
     def _log(self, delivery: Delivery, decision: Decision) -> None:
+        if delivery.said:
+            return
         if decision.step is Step.RETRY and decision.delay is not None:
             self.logger.info(
                 "Retrying message %r in %d milliseconds.", delivery.message_id, decision.delay.milliseconds
