@@ -1,4 +1,4 @@
-"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`, and the long ones, `simulate_faults`, `settlement_matrix`.
+"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`; for longer, `simulate_faults`, `settlement_matrix`.
 
 Run as a script it needs nothing but Python with venv: `python3 noxfile.py tests` makes a virtual environment of its
 own with nox in it (`.nox/_nox`), and goes on as `nox -s tests`.  Where nox or uv is at hand, `nox -s tests` and
@@ -127,3 +127,10 @@ def settlement_matrix(session: nox.Session) -> None:
     """Every fault at every moment, on real brokers: about half an hour."""
     _install(session, "all", "test")
     session.run("pytest", "-m", "matrix", "tests/settlement", *session.posargs)
+
+
+@nox.session
+def exit_matrix(session: nox.Session) -> None:
+    """Every way of telling real workers to stop, at every kind of job; writes the table of docs/shutdown.md."""
+    _install(session, "all", "test")
+    session.run("python", "-m", "tests.exits", *session.posargs)

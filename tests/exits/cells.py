@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 
@@ -11,7 +12,10 @@ from .matrix import TIMES, Cell, expected
 from .queues import Lying
 from .running import Run, running
 
-__all__ = ["Servers", "run_cell"]
+__all__ = ["AT_ONCE", "Outcome", "Servers", "run_cell"]
+
+#: How many cells to run at once.
+AT_ONCE = 4 * (os.cpu_count() or 1)
 
 #: Seconds between two signals that are not one: more than the two that count as one, less than the hard deadline.
 _LATER = 2.4
@@ -32,12 +36,22 @@ class Servers:
         return self.redis if kind == "redis" else self.rabbitmq
 
 
-def run_cell(cell: Cell, servers: Servers) -> list[str]:
-    """Run a cell.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a cell.
 
-    Returns:
-      list[str]: What was not as expected, with the log; nothing if all was.
+    Attributes:
+      wrong(list[str]): What was not as expected, with the log; nothing if all was.
+      took(int): Milliseconds from the first signal until the last worker process left, as it said itself; 0 where none
+        could say anything.
     """
+
+    wrong: list[str]
+    took: int
+
+
+def run_cell(cell: Cell, servers: Servers) -> Outcome:
+    """Run a cell, and hold what came of it against what was expected."""
     with running(
         cell.broker,
         servers.url(cell.broker),
@@ -51,7 +65,7 @@ def run_cell(cell: Cell, servers: Servers) -> list[str]:
             wrong = [str(error)]
         if wrong:
             wrong.append(f"the ledger:\n{run.ledger.path.read_text()}\nthe log:\n{run.workers.log}")
-        return wrong
+        return Outcome(wrong, max(run.took[: cell.processes], default=0))
 
 
 def _run(cell: Cell, run: Run) -> list[str]:

@@ -26,7 +26,7 @@ __all__ = ["HARD", "HEARTBEAT", "SOFT", "Ledger", "Run", "running"]
 #: Deadlines of a shutdown, and Redis's heartbeat timeout, in milliseconds.
 SOFT, HARD, HEARTBEAT = 1_500, 4_000, 3_000
 
-_LEFT = re.compile(r"The worker process leaves: reason=(?P<reason>.*?) code=(?P<code>\d+) ")
+_LEFT = re.compile(r"The worker process leaves: reason=.*? code=(?P<code>\d+) .* took=(?P<took>\d+) ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,11 @@ class Run:
     def left(self) -> list[int]:
         """The codes with which worker processes said that they leave, in order."""
         return [int(found["code"]) for found in _LEFT.finditer(self.workers.log)]
+
+    @property
+    def took(self) -> list[int]:
+        """How long, in milliseconds, worker processes said that they took to leave, in order."""
+        return [int(found["took"]) for found in _LEFT.finditer(self.workers.log)]
 
     def settled(self, planned: int, timeout: float = 10) -> Lying:
         """What lies in the broker once everything that was planned is either finished or there."""
