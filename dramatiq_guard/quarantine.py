@@ -11,23 +11,27 @@ The life of a poisonous message in it:
 An ordinary message pays for the mark alone.  What the broker says it has delivered before is looked up as well; if the
 process that had begun it may still be alive, nobody knows yet, and the message is put off until that is known.
 
+Nobody is taken for dead until this process has been in touch with the store for as long as a sign of life lasts: after
+an outage, all the living look dead to whoever comes first.
+
 This module must not know Dramatiq.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dramatiq.logging import get_logger
 
-from . import clock, telemetry
-from .errors import StoreError
+from . import clock, processes, telemetry
+from .errors import SetupError, StoreError
 from .isolation import Isolation
 
 if TYPE_CHECKING:
@@ -40,6 +44,15 @@ __all__ = ["Quarantine", "Suspicion"]
 
 _HOST: Final = socket.gethostname()
 
+#: How long, in milliseconds, to wait for the end of a process on this machine that has just dropped a message.
+_DYING: Final = 500
+
+#: What a store says when it is out, or has been taken down under us.
+_OUT: Final = (StoreError, SetupError)
+
+#: Never set: waiting for it is sleeping on our clock.
+_NEVER: Final = threading.Event()
+
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
@@ -48,10 +61,12 @@ class Suspicion:
     Parameters:
       crashes(tuple[Crash, ...]): The processes that died at it.
       wait(int): Milliseconds until it is known whether another process that had begun it is dead; 0 if all is known.
+      over(bool): Whether nothing is held against it any more once this delivery is settled.
     """
 
     crashes: tuple[Crash, ...]
     wait: int = 0
+    over: bool = False
 
 
 class Quarantine:
@@ -73,13 +88,17 @@ class Quarantine:
         self.max_crashes = max_crashes
         self.window = window
         self.every = every
-        self.process = uuid.uuid4().hex
+        self.process = f"{_namespace()}.{uuid.uuid4().hex}"
         self.isolation = Isolation(given_up)
         self._starter: Starter = store.starter(self.process)
         self._suspects: Mapping[str, int] = {}
         self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
         self._complained = False
+        self._leaving = threading.Lock()
+        self._left = False
+        #: Since when the store has answered without a break, and when it did so last.
+        self._in_touch_since: int | None = None
+        self._answered_at = 0
 
     @property
     def ttl(self) -> int:
@@ -89,31 +108,52 @@ class Quarantine:
     def start(self) -> None:
         """Give the first sign of life, and go on giving them."""
         self.beat()
-        self._thread = threading.Thread(target=self._run, name="dramatiq-guard-quarantine", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="dramatiq-guard-quarantine", daemon=True).start()
 
-    def close(self) -> None:
-        """The process ends knowingly: what it had begun is no crash."""
-        self._closed.set()
-        self._starter.close()
-        try:
-            self.store.leave(self.process)
-        except StoreError as error:
-            self.logger.warning("The marks of this process could not be removed: %s", error)
+    def leave(self) -> None:
+        """The process ends knowingly: what it had begun, and what it may still begin, is no crash."""
+        with self._leaving:
+            if self._left:
+                return
+            self._closed.set()
+            # Marks have a way of their own to the store: none may come after the farewell.
+            self._starter.flush()
+            self._starter.close()
+            try:
+                self.store.leave(self.process)
+            except _OUT as error:
+                self.logger.warning("The marks of this process could not be removed: %s", error)
+                return
+            self._left = True
 
     def beat(self) -> None:
         """Give a sign of life, look for the dead, and learn the suspects."""
+        now = clock.monotonic()
+        if now - self._answered_at > self.ttl:
+            # It was out, or this process was frozen.
+            self._in_touch_since = None
+        found = 0
         try:
-            now = clock.now()
-            self.store.live(self.process, host=_HOST, pid=os.getpid(), now=now, ttl=self.ttl)
-            found = self.store.inquest(now=now)
-            self._suspects = self.store.suspects(since=now - self.window)
-        except StoreError as error:
+            self.store.live(self.process, host=_HOST, pid=os.getpid(), now=clock.now(), ttl=self.ttl)
+            if self._closed.is_set():
+                # It has left meanwhile, and must not come back from the dead.
+                self.store.leave(self.process)
+                return
+            if self._in_touch():
+                found = self.store.inquest(now=clock.now())
+            self._suspects = self.store.suspects(since=clock.now() - self.window)
+        except _OUT as error:
+            self._in_touch_since = None
             if not self._complained:
                 self.logger.warning("Crashes are not counted while their store is out: %s", error)
                 telemetry.crashes_uncounted()
             self._complained = True
             return
+        # What has finished must not look begun for as long as nothing else begins.
+        self._starter.flush()
+        self._answered_at = clock.monotonic()
+        if self._in_touch_since is None:
+            self._in_touch_since = now
         self._complained = False
         if found:
             self.logger.warning("%d messages were being processed when their worker process died.", found)
@@ -130,7 +170,7 @@ class Quarantine:
         now = clock.now()
         try:
             history = self.store.history(message_id, since=now - self.window)
-        except StoreError as error:
+        except _OUT as error:
             self.logger.warning("Message %r runs without a look at its crashes: %s", message_id, error)
             telemetry.crashes_uncounted()
             return None
@@ -142,12 +182,21 @@ class Quarantine:
         for start, until in history.open:
             if start.process == self.process:
                 continue
-            if until <= now or (start.host == _HOST and not _exists(start.pid)):
+            if start.process.partition(".")[0] == _namespace() and start.host == _HOST:
+                # Otherwise it is alive, and has lost its connection to the broker: no reason to suspect anything.
+                if _is_gone(start):
+                    crashes.append(start)
+            elif until <= now and self._in_touch():
                 crashes.append(start)
-            elif start.host != _HOST:
-                # Another machine: only its silence will tell.
-                wait = max(wait, until - now)
+            else:
+                # Only its silence will tell, and then everybody must have heard of it.
+                wait = max(wait, until - now, 0) + self.ttl + 2 * self.every
         return Suspicion(tuple(sorted(crashes)), wait) if crashes or wait else None
+
+    def _in_touch(self) -> bool:
+        """Whether the store has answered for long enough that everybody who lives has said so."""
+        since = self._in_touch_since
+        return since is not None and clock.monotonic() - since >= self.ttl
 
     @contextmanager
     def watched(self, delivery: Delivery, suspicion: Suspicion | None) -> Iterator[bool]:
@@ -161,7 +210,7 @@ class Quarantine:
                 yield False
                 return
             try:
-                self._starter.start(delivery.message_id, now=clock.now())
+                self._mark(delivery)
                 yield True
             finally:
                 self._starter.finish(delivery.message_id)
@@ -171,31 +220,48 @@ class Quarantine:
             if not admitted:
                 yield False
                 return
-            # Those that ran before it are over, and must be known to be.
+            # Those that ran before it are over, and must be known to be; and its own mark must not be lost.
+            self._mark(delivery)
             self._starter.flush()
-            self._starter.start(delivery.message_id, now=clock.now())
             try:
                 yield True
             finally:
                 self._starter.finish(delivery.message_id)
                 self._starter.flush()
 
+    def _mark(self, delivery: Delivery) -> None:
+        if not self._starter.start(delivery.message_id, now=clock.now()) and not self._closed.is_set():
+            telemetry.crashes_uncounted()
+
     def forgive(self, message_id: str) -> None:
         """A message is no suspect any more."""
-        self.store.forgive(message_id)
+        try:
+            self.store.forgive(message_id)
+        except _OUT as error:
+            self.logger.warning("Message %r could not be forgiven: %s", message_id, error)
         self._suspects = {each: crashes for each, crashes in self._suspects.items() if each != message_id}
 
     def _run(self) -> None:
         while not clock.wait(self._closed, self.every):
-            self.beat()
+            try:
+                self.beat()
+            except Exception:
+                self.logger.exception("A sign of life could not be given; the next one is tried all the same.")
 
 
-def _exists(pid: int) -> bool:
-    """Whether there is such a process on this machine; one that may not be looked at is one."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+def _is_gone(start: Crash) -> bool:
+    """Whether a process of this machine has died; one that is just dying is waited for, since its sockets go first."""
+    deadline = clock.monotonic() + _DYING
+    while processes.alive(start.pid, start.at):
+        if clock.monotonic() >= deadline:
+            return False
+        clock.wait(_NEVER, 20)
     return True
+
+
+@functools.cache
+def _namespace() -> str:
+    """Within what process numbers mean the same: two containers may share a host name."""
+    with suppress(OSError):
+        return format(os.stat("/proc/self/ns/pid").st_ino, "x")
+    return ""

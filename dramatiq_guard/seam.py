@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dramatiq.middleware import SkipMessage
 
+from .async_actors import spare_the_loop
 from .delivery import Delivery, peek
 from .errors import PutOff
 from .interrupts import Run, call_interruptibly
@@ -123,6 +124,7 @@ def wrap(actor: Actor[Any, Any]) -> None:
     function = actor.fn
     if getattr(function, _MARK, False):
         return
+    function = spare_the_loop(function)
     actor_name = actor.actor_name
 
     @functools.wraps(function)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dramatiq.asyncio import get_event_loop_thread
 from dramatiq.logging import get_logger
 
-from . import clock, host
+from . import clock, host, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ class Watchdog:
             self._had_loop = True
         elif self._had_loop:
             return "the event loop of async actors has died"
-        if self.max_memory is not None and (used := _resident_bytes()) > self.max_memory:
+        if self.max_memory is not None and (used := processes.resident_bytes()) > self.max_memory:
             return f"it uses {used} bytes of memory, more than max_memory={self.max_memory}"
         return self._look_for_stuck_jobs()
 
@@ -132,8 +132,3 @@ class Watchdog:
             if reason is not None:
                 self.fatal(reason)
                 return
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

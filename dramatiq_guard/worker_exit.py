@@ -29,7 +29,7 @@ import os
 import signal
 import threading
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from dramatiq.common import iter_queue
 from dramatiq.logging import get_logger
@@ -318,6 +318,18 @@ class WorkerExit:
         self._say([], self._tell([], _FLUSH))
         if self.code:
             raise SystemExit(self.code)
+
+    def leave_boot(self) -> NoReturn:
+        """Leave before the worker has started; nothing has been taken up.
+
+        Raises:
+          SystemExit: Always.
+        """
+        # No daemon: it would keep the process from ending.
+        host.stop_event_loop()
+        self._owners = 1
+        self.finish()
+        raise SystemExit(self.code)
 
     def _bid_farewell(self) -> None:
         while self.farewells:

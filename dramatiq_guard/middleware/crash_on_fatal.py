@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dramatiq.asyncio import get_event_loop_thread
 from dramatiq.logging import get_logger
 from dramatiq.middleware import Shutdown
 
-from .. import telemetry
+from .. import host, telemetry
 from ..boot_brake import BootBrake
+from ..boot_wait import wait_for_servers
 from ..dead_letters.letter import Attempt
 from ..delivery import carrier_of, delivery_of
-from ..errors import Defer, Quarantined, SetupError, StoreError
+from ..errors import Defer, Quarantined, SetupError
 from ..history import extended
 from ..policy.duration import milliseconds
 from ..quarantine import Quarantine, Suspicion
@@ -126,7 +128,6 @@ class CrashOnFatal(GuardMiddleware):
         self.max_memory = max_memory
         self._quarantine: Quarantine | None = None
         self._watchdog: Watchdog | None = None
-        self._brake: BootBrake | None = None
         self._fatal: Callable[[str], None] = lambda _: None
 
     # -- the worker --------------------------------------------------------------------------------------------------
@@ -135,13 +136,12 @@ class CrashOnFatal(GuardMiddleware):
         super().before_worker_boot(broker, worker)
         stack = stack_of(broker)
         stack.exit.install(worker)
-        self._brake = BootBrake()
-        self._brake.wait()
+        brake = BootBrake() if host.in_command_line_worker() else None
 
         def fatal(reason: str) -> None:
             telemetry.crashed(reason=reason, code=FATAL)
-            if self._brake is not None:
-                self._brake.crashed()
+            if brake is not None:
+                brake.crashed()
             stack.exit.begin(reason, FATAL)
 
         def orphaned() -> None:
@@ -150,13 +150,6 @@ class CrashOnFatal(GuardMiddleware):
             stack.exit.begin(_ORPHANED, FATAL, within=_ORPHANS_LEAVE_WITHIN)
 
         self._fatal = fatal
-        if self.deliveries is not None:
-            self._quarantine = Quarantine(
-                self.deliveries.crashes, self.max_crashes, self.window, self.heartbeat, lambda: stack.draining
-            )
-            self._quarantine.start()
-            # However the process leaves, it does so knowingly: what it had begun is no crash.
-            stack.exit.farewells.append(self._quarantine.close)
         self._watchdog = Watchdog(
             stack,
             worker,
@@ -168,7 +161,29 @@ class CrashOnFatal(GuardMiddleware):
             held_after=self.held_after,
         )
         self._watchdog.start()
+        if brake is not None:
+            # Elsewhere whoever starts a worker decides for how long to wait, and is not to be held up.
+            brake.wait(lambda: stack.exit.begun)
+            if not wait_for_servers(broker, lambda: stack.exit.begun):
+                stack.exit.leave_boot()
+            brake.booted()
+        if self.deliveries is not None:
+            self._start_quarantine(broker)
         self._hook_errors()
+
+    def _start_quarantine(self, broker: Broker) -> None:
+        stack = stack_of(broker)
+        heartbeat = self.heartbeat
+        if (timeout := getattr(broker, "heartbeat_timeout", None)) is not None:
+            # Redis returns what a dead worker held after this time: by then everybody must know what it died of.
+            heartbeat = max(1, min(heartbeat, timeout // 8))
+        self._quarantine = quarantine = Quarantine(
+            self.deliveries.crashes, self.max_crashes, self.window, heartbeat, lambda: stack.draining
+        )
+        quarantine.start()
+        # However the process leaves from then on, it does so knowingly: what it had begun is no crash.
+        stack.exit.heralds.append(lambda _: threading.Thread(target=quarantine.leave, daemon=True).start())
+        stack.exit.farewells.append(quarantine.leave)
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """The event loop of async actors is there now: errors that its tasks leave unhandled are seen here."""
@@ -241,6 +256,7 @@ class CrashOnFatal(GuardMiddleware):
         )
         telemetry.quarantined(actor=message.actor_name, queue=message.queue_name)
         delivery.carrier = _with_crashes(delivery, suspicion)
+        delivery.suspicion = replace(suspicion, over=True)
         message.fail()
         raise Quarantined(
             f"{len(suspicion.crashes)} worker processes died while they were processing this message: "
@@ -257,8 +273,21 @@ class CrashOnFatal(GuardMiddleware):
             raise Defer("a process that had begun this message may still be alive", delay=suspicion.wait)
         with quarantine.watched(delivery, suspicion) as admitted:
             if not admitted:
-                raise Shutdown("the process ends")
-            return proceed()
+                raise Defer("this process ends, and another one shall run the message", delay=0)
+            try:
+                result = proceed()
+            except (Defer, Shutdown):
+                raise  # it may not have come to the point that kills
+            except BaseException:
+                self._acquit(delivery)
+                raise
+            self._acquit(delivery)
+            return result
+
+    def _acquit(self, delivery: Delivery) -> None:
+        """The process has outlived the function."""
+        if delivery.suspicion is not None:
+            delivery.suspicion = replace(delivery.suspicion, over=True)
 
     def after_ack(self, broker: Broker, message: MessageProxy) -> None:
         self._after_settlement(message)
@@ -270,11 +299,8 @@ class CrashOnFatal(GuardMiddleware):
         delivery = delivery_of(message)
         if not delivery.began:
             return
-        if delivery.suspicion is not None and self._quarantine is not None and (delivery.entered or message.failed):
-            try:
-                self._quarantine.forgive(message.message_id)
-            except StoreError as error:
-                self.logger.warning("Message %r could not be forgiven: %s", message.message_id, error)
+        if self._quarantine is not None and delivery.suspicion is not None and delivery.suspicion.over:
+            self._quarantine.forgive(message.message_id)
         decision = delivery.decision
         if decision is not None and decision.exit_process:
             self._fatal(
