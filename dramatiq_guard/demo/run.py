@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Mischief", "run"]
 
+#: Seconds to wait for the spans of the trace that is shown.
+_LAST_SPANS = 10.0
+
 #: Seconds without any movement after which messages that are still unsettled count as stuck; longer than it may take
 #: until a dead worker's messages are given to another one (the heartbeat timeout and 10 s more).
 _PATIENCE: Final = 15.0
@@ -248,7 +251,10 @@ class _Stage:
         """Draw the trace of one message that was retried before it was served."""
         if self._collector is None:
             return ()
-        spans = self._collector.spans
+        # The workers export in batches: the last attempt's span may still be on its way.
+        deadline = time.monotonic() + _LAST_SPANS
+        while not _told_to_the_end(spans := self._collector.spans) and time.monotonic() < deadline:
+            time.sleep(0.2)
         return tuple(tree([span for span in spans if span.trace_id == _telling_trace(spans)]))
 
 
@@ -256,4 +262,15 @@ def _telling_trace(spans: list[Span]) -> str:
     """The trace of a message of the actor `charge` with the most spans: it failed twice, and then was served."""
     sizes = Counter(span.trace_id for span in spans)
     told = {span.trace_id for span in spans if span.attributes.get("dramatiq.actor.name") == "charge"}
-    return max(sorted(told), key=lambda trace_id: sizes[trace_id], default="")
+    ended = _ended(spans)
+    return max(sorted(told), key=lambda trace_id: (trace_id in ended, sizes[trace_id]), default="")
+
+
+def _ended(spans: list[Span]) -> set[str]:
+    return {span.trace_id for span in spans if span.attributes.get("dramatiq_guard.outcome") == "succeeded"}
+
+
+def _told_to_the_end(spans: list[Span]) -> bool:
+    """Whether there is a message that was retried twice, and all of whose spans are here."""
+    retried = Counter(span.trace_id for span in spans if span.attributes.get("dramatiq_guard.outcome") == "retried")
+    return any(retried[trace_id] >= 2 for trace_id in _ended(spans))
