@@ -155,6 +155,14 @@ class Jobs:
 
         self.flaky, self.aflaky = flaky, aflaky
         self.doomed, self.adoomed = doomed, adoomed
+
+        @dramatiq.actor(broker=broker)
+        def muster(threads: int) -> None:
+            ledger.write("muster")
+            while ledger.runs["muster"] < threads:
+                threading.Event().wait(0.05)
+
+        self.muster = muster
         self.plain, self.aplain = plain, aplain
         self.stuck = stuck
 

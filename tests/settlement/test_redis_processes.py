@@ -89,6 +89,36 @@ def test_an_outage_does_not_make_the_living_look_dead(
     assert world.ledger.runs == world.planned
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("seconds", [8, 14])
+@pytest.mark.parametrize("how", ["stopped", "killed", "frozen"])
+def test_the_matrix_of_outages_on_processes(
+    how: str, seconds: float, world: World, environment: dict[str, str], own_valkey: PrivateValkey
+) -> None:
+    """Two processes at full load, an outage of several heartbeats: all is done as planned, and all threads live."""
+    jobs = world.jobs
+    for n in range(40):
+        world.send((jobs.flaky, jobs.aflaky)[n % 2], f"flaky-{n}", attempts=4)
+        world.send((jobs.doomed, jobs.adoomed)[n % 2], f"doomed-{n}")
+        world.send((jobs.flaky, jobs.aflaky)[n % 2], f"delayed-{n}", attempts=2, delay=500 * n)
+        world.send(jobs.plain, f"plain-{n}", 1_000)
+    with Workers(APP, processes=2, threads=4, env=environment) as workers:
+        wait_until(lambda: world.ledger.runs.total() > 60, 20, lambda: world.ledger.runs)
+        {"stopped": own_valkey.stop, "killed": own_valkey.kill, "frozen": own_valkey.pause}[how]()
+        threading.Event().wait(seconds)
+        own_valkey.resume() if how == "frozen" else own_valkey.start()
+        wait_until(lambda: not world.missing(), 60, world.missing)
+        world.keys.wait_empty()
+        assert not world.surplus()
+        # Each process fetches twice as many jobs as it has threads, and these end when all threads are at one.
+        world.planned["muster"] = 16
+        for _ in range(16):
+            jobs.muster.send(8)
+        wait_until(lambda: not world.missing(), 10, lambda: (world.ledger.runs["muster"], workers.log))
+    assert world.buried() == Counter(world.dying)
+    assert world.keys.dead() == Counter(world.dying)
+
+
 @pytest.mark.parametrize("how", ["frozen", pytest.param("killed", marks=pytest.mark.matrix)])
 def test_a_worker_told_to_stop_while_all_is_out_ends_and_loses_nothing(
     how: str, world: World, environment: dict[str, str], own_valkey: PrivateValkey, store: PrivateValkey
