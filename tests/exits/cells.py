@@ -134,8 +134,11 @@ def _tell(cell: Cell, run: Run) -> list[int]:
     for number in range(often):
         if number:
             time.sleep(_LATER if later else _AT_ONCE)
-            if later and cell.reloads and not set(there) & set(run.workers.alive):
-                # Between its end and the handlers of its next life the master would simply die of the signal.
+            if later and not set(there) & set(run.workers.alive):
+                # Between its end and the handlers of its next life the master would simply die of the signal; and
+                # where there is no next life, nobody is left to be told.
+                if not cell.reloads:
+                    break
                 _wait_reloaded(cell, run, there)
         there = run.workers.pids
         run.signal(cell.signal, cell.target)

@@ -79,6 +79,15 @@ def test_orphans_are_gone_within_five_seconds(kind: str, on_redis) -> None:
         assert not lying.held
 
 
+def test_a_held_interpreter_ends_its_process(on_redis) -> None:
+    """Nobody has to tell it: no signal would get through, nor a heartbeat.  Its stacks are in the log."""
+    with on_redis(threads=1) as run:
+        run.send("GIL held", "selfish")
+        assert 1 == run.workers.wait()
+        assert "hold_the_interpreter" in run.workers.log
+        assert {"selfish": 1} == run.settled(1).all
+
+
 def test_stock_orphans_live_on(on_redis) -> None:
     """They go on working unseen, beside those that were started in their place."""
     with on_redis(stack="stock", threads=1) as run:
