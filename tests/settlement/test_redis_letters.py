@@ -12,7 +12,9 @@ import dramatiq
 import pytest
 
 from dramatiq_guard.stores.connect import connect
+from dramatiq_guard.stores.postgres.schema import apply_schema
 from dramatiq_guard.testing.valkey import PrivateValkey
+from tests.support.postgres import PrivatePostgres
 from tests.support.waiting import wait_until
 
 from .redis_jobs import Ledger, guarded
@@ -22,15 +24,28 @@ THREADS = 4
 
 
 @pytest.fixture
-def store() -> Iterator[PrivateValkey]:
+def store(request: pytest.FixtureRequest) -> Iterator[PrivateValkey | PrivatePostgres]:
     """The store of letters: another server than the broker's."""
-    with PrivateValkey() as server:
-        yield server
+    if request.param == "valkey":
+        with PrivateValkey() as server:
+            yield server
+        return
+    with PrivatePostgres() as database:
+        apply_schema(database.url)
+        yield database
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(20, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    ("store", "seconds"),
+    [
+        ("valkey", 10),
+        pytest.param("valkey", 20, marks=pytest.mark.matrix),
+        pytest.param("postgres", 20, marks=[pytest.mark.matrix, pytest.mark.postgres]),
+    ],
+    indirect=["store"],
+)
 def test_a_store_of_letters_that_is_out_holds_up_no_good_job(
-    seconds: int, store: PrivateValkey, redis_url: str, tmp_path: Path
+    store: PrivateValkey | PrivatePostgres, seconds: int, redis_url: str, tmp_path: Path
 ) -> None:
     """While the store is out, messages die and unknown actors are met, and the good jobs go on as without them.
 
