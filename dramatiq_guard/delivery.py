@@ -196,6 +196,8 @@ class Delivery:
 
 def count(value: object) -> int:
     """Read a counter from a message's options, which nobody validates: rubbish reads as 0, ``"3"`` as 3."""
+    if value is None:
+        return 0
     try:
         return max(0, int(value))  # type: ignore[call-overload,no-any-return]
     except (TypeError, ValueError, OverflowError):

@@ -30,9 +30,9 @@ from .attempts import attempt_began, attempt_ended
 from .carrier import traceparent
 from .ends import crashed, crashes_uncounted, ended, quarantined
 from .handover import FLUSH_TIMEOUT, flush
-from .sends import Sending, replaying, send_began, send_ended
+from .sends import Carrying, Sending, replaying, send_began, send_ended
 from .setup import boot, configure_telemetry
-from .signals import here, quiet
+from .signals import complain, here, meters, quiet, tracer
 from .steps import (
     ack_began,
     ack_ended,
@@ -93,14 +93,19 @@ def current_ids() -> tuple[str, str] | None:
     return f"{context.trace_id:032x}", f"{context.span_id:016x}"
 
 
-def sending(message: Message[Any], kind: str) -> Sending:
+def sending(message: Message[Any], kind: str) -> Sending | Carrying:
     """A context manager around the enqueue of a message's successor, at the settle barrier.
 
     Parameters:
       message(Message): The successor.
       kind(str): What it is for: ``retry``, ``defer``, ``requeue``.
     """
-    return Sending(message, kind)
+    try:
+        idle = tracer() is None and meters() is None
+    except Exception:  # noqa: BLE001 - a provider is the user's
+        complain("sending")
+        idle = True
+    return Carrying() if idle else Sending(message, kind)
 
 
 def promotes() -> None:

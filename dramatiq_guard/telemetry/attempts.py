@@ -13,7 +13,7 @@ This module must not know any middleware or broker.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.common import q_name
 from opentelemetry import context as contexts
@@ -38,11 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "attempt_began", "attempt_ended", "attempt_of"]
 
 
+_EMPTY: Final = contexts.Context()
+
+
 class Attempt:
     """What telemetry keeps of one delivery, in `delivery.span`.
 
     Parameters:
-      delivery(Delivery): The delivery.
+      message_id(str): The id of its message.
+      queue(str): The name of its queue.
       span(Span): Its process span; an invalid one where there is no tracer, or no attempt.
       context(Context): The context that the span is in.
       instruments(Meters | None): What counted it in, and will count it out.
@@ -50,7 +54,6 @@ class Attempt:
 
     __slots__ = (
         "ack",
-        "attributes",
         "context",
         "ended",
         "instruments",
@@ -63,13 +66,12 @@ class Attempt:
         "token",
     )
 
-    def __init__(self, delivery: Delivery, span: Span, context: Context, instruments: Meters | None) -> None:
+    def __init__(self, message_id: str, queue: str, span: Span, context: Context, instruments: Meters | None) -> None:
+        self.message_id = message_id
+        self.queue = queue
         self.span = span
         self.context = context
         self.instruments = instruments
-        self.message_id = delivery.message_id
-        self.queue = q_name(delivery.message.queue_name)
-        self.attributes = {names.SYSTEM: names.SYSTEM_NAME, names.DESTINATION: self.queue}
         self.token: Token[Context] | None = None
         self.ended = False
         #: Stock `Retries` has enqueued the message again.
@@ -79,6 +81,11 @@ class Attempt:
         self.settle_began = 0
         #: The operation and the span of an ack or nack that has begun.
         self.ack: tuple[str, Span] | None = None
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What its measurements have in common."""
+        return {names.SYSTEM: names.SYSTEM_NAME, names.DESTINATION: self.queue}
 
     def detach(self) -> None:
         """Leave the context, if this thread is still in it."""
@@ -102,24 +109,26 @@ def attempt_began(delivery: Delivery, *, link_only: bool = False) -> None:
         return
     delivery.started_at = clock.monotonic()
     carrier = carrier_of(delivery.options)
-    span: Span = INVALID_SPAN
-    context = contexts.Context()
+    message_id, queue = delivery.message_id, q_name(delivery.message.queue_name)
     if spans is not None:
-        span, context = _start(spans, delivery, carrier, link_only)
-    attempt = Attempt(delivery, span, context, instruments)
-    delivery.span = here.attempt = attempt
-    if span.get_span_context().is_valid:
-        attempt.token = contexts.attach(context)
+        span, context = _start(spans, delivery, queue, carrier, link_only)
+        attempt = Attempt(message_id, queue, span, context, instruments)
+        delivery.span = here.attempt = attempt
+        if span.get_span_context().is_valid:
+            attempt.token = contexts.attach(context)
+    else:
+        delivery.span = here.attempt = attempt = Attempt(message_id, queue, INVALID_SPAN, _EMPTY, instruments)
     if instruments is not None:
         _count_in(instruments, attempt, delivery, carrier)
 
 
-def _start(spans: Tracer, delivery: Delivery, carrier: dict[str, Any], link_only: bool) -> tuple[Span, Context]:
+def _start(
+    spans: Tracer, delivery: Delivery, queue: str, carrier: dict[str, Any], link_only: bool
+) -> tuple[Span, Context]:
     message = delivery.message
-    queue = q_name(message.queue_name)
     creation = creation_in(carrier)
     # Not the thread's own context: whatever is in it belongs to somebody else.
-    context = below(None if link_only else creation, contexts.Context())
+    context = below(None if link_only else creation, _EMPTY)
     span = spans.start_span(
         f"process {queue}",
         context,
@@ -164,6 +173,9 @@ def attempt_ended(
     if not isinstance(attempt, Attempt) or attempt.ended:
         return
     attempt.ended = True
+    if error is None and attempt.instruments is None and not attempt.span.is_recording():
+        _close(attempt)
+        return
     try:
         is_failure = failed(delivery, error, throws)
         outcome = outcome_of(delivery, error, skipped=skipped, resent=attempt.resent)
@@ -204,7 +216,8 @@ def _count_out(attempt: Attempt, delivery: Delivery, outcome: str | None, error_
 def _close(attempt: Attempt) -> None:
     """End the span and leave its context; again, if an interrupt came between."""
     try:
-        _count_down(attempt)
+        if attempt.instruments is not None:
+            _count_down(attempt)
         if attempt.span.is_recording():
             quiet(attempt.span.end)()
     finally:
@@ -237,7 +250,8 @@ def attempt_of(delivery: Delivery) -> Attempt:
     attempt = delivery.span
     if not isinstance(attempt, Attempt):
         creation = creation_in(carrier_of(delivery.options))
-        attempt = Attempt(delivery, INVALID_SPAN, below(creation, contexts.Context()), None)
+        queue = q_name(delivery.message.queue_name)
+        attempt = Attempt(delivery.message_id, queue, INVALID_SPAN, below(creation, _EMPTY), None)
         attempt.ended = True
         delivery.span = attempt
     return attempt

@@ -45,8 +45,8 @@ def remote(value: object, state: object = None) -> SpanContext | None:
     if found is None or value[:2] == "ff":  # type: ignore[index]
         return None
     states = TraceState.from_header([state]) if isinstance(state, str) and len(state) <= _STATE_LIMIT else None
-    flags = TraceFlags(int(found[3], 16))
-    context = SpanContext(int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=flags, trace_state=states)
+    trace_id, span_id, flags = found.groups()
+    context = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)), states)
     return context if context.is_valid else None
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
 
-__all__ = ["OpenSend", "Sending", "replaying", "send_began", "send_ended"]
+__all__ = ["Carrying", "OpenSend", "Sending", "replaying", "send_began", "send_ended"]
 
 #: The error type of an enqueue that never came to its end: the error itself is not shown to any hook.
 _UNSEEN: Final = "_OTHER"
@@ -214,6 +214,19 @@ class Sending:
                 self.send.end(None if kind is None else kind.__qualname__)
         except Exception:  # noqa: BLE001 - as above
             complain("sending")
+
+
+class Carrying:
+    """`Sending` where there is no SDK: the message is marked with the time from which it can run, and that is all."""
+
+    __slots__ = ("carried",)
+
+    def __enter__(self) -> Self:
+        self.carried, here.carrying = here.carrying, True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        here.carrying = self.carried
 
 
 class _Replaying(Sending):
