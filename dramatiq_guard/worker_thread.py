@@ -14,6 +14,7 @@ This module must not know any middleware, store or broker.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,7 +53,8 @@ def _process(thread: Any, message: MessageProxy) -> None:
         type(thread).process_message(thread, message)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it was not meant for the thread
         _finish(thread, message, error)
-    host.clear_interrupt()
+    with suppress(BaseException):  # one more may arrive in here
+        host.clear_interrupt()
 
 
 def _finish(thread: Any, message: MessageProxy, error: BaseException) -> None:
