@@ -170,11 +170,11 @@ class Quarantine:
         now = clock.now()
         try:
             history = self.store.history(message_id, since=now - self.window)
+            return self._judge(history, now)
         except _OUT as error:
             self.logger.warning("Message %r runs without a look at its crashes: %s", message_id, error)
             telemetry.crashes_uncounted()
             return None
-        return self._judge(history, now)
 
     def _judge(self, history: History, now: int) -> Suspicion | None:
         crashes = [*history.crashes]
@@ -185,6 +185,7 @@ class Quarantine:
             if start.process.partition(".")[0] == _namespace() and start.host == _HOST:
                 # Otherwise it is alive, and has lost its connection to the broker: no reason to suspect anything.
                 if _is_gone(start):
+                    self._declare_dead(start)
                     crashes.append(start)
             elif until <= now and self._in_touch():
                 crashes.append(start)
@@ -192,6 +193,11 @@ class Quarantine:
                 # Only its silence will tell, and then everybody must have heard of it.
                 wait = max(wait, until - now, 0) + self.ttl + 2 * self.every
         return Suspicion(tuple(sorted(crashes)), wait) if crashes or wait else None
+
+    def _declare_dead(self, crash: Crash) -> None:
+        """Let everybody know at once: the next copy of a message may go to another process, and not be redelivered."""
+        self.store.live(crash.process, host=crash.host, pid=crash.pid, now=0, ttl=0)
+        self.store.inquest(now=0)
 
     def _in_touch(self) -> bool:
         """Whether the store has answered for long enough that everybody who lives has said so."""

@@ -146,6 +146,20 @@ def test_what_has_been_begun_and_not_ended_is_told(crashes: CrashStore) -> None:
     ) == history.open
 
 
+def test_a_process_that_is_known_to_be_dead_need_not_be_waited_for(crashes: CrashStore) -> None:
+    """It is given no time any more, and found alone, whoever else looks dead just now."""
+    begin(crashes, "dead", "m", host="one", pid=1)
+    begin(crashes, "silent", "m", now=T0 - 10_000)
+
+    crashes.live("dead", host="one", pid=1, now=0, ttl=0)
+    assert 1 == crashes.inquest(now=0)
+    crashes.live("dead", host="one", pid=1, now=0, ttl=0)
+    assert 0 == crashes.inquest(now=0), "somebody else had found it meanwhile"
+
+    assert (Crash(T0, "dead", "one", 1),) == crashes.history("m", since=0).crashes
+    assert 1 == crashes.inquest(now=T0)
+
+
 def test_a_message_is_a_suspect_until_it_is_forgiven(crashes: CrashStore) -> None:
     """What it may have begun elsewhere meanwhile stays."""
     die(crashes, "p", "m", "n")
