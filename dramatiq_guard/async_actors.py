@@ -4,6 +4,9 @@ asyncio lets SystemExit and KeyboardInterrupt out of a task into whatever runs t
 one thread for all async actors: it dies, silently, and every async message after that fails within milliseconds.  So
 the two travel from the loop to the waiting worker thread inside an ordinary exception, and are raised again there.
 
+Something else may kill the loop all the same, a callback that exits.  Until the process ends for it, what comes to the
+loop is put off, and what was on it can be interrupted.
+
 It must not know what becomes of a message.
 """
 
@@ -12,12 +15,19 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from dramatiq.asyncio import async_to_sync
+from dramatiq.asyncio import async_to_sync, get_event_loop_thread
+from dramatiq.middleware.threading import Interrupt
+
+from .errors import Defer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["spare_the_loop"]
+__all__ = ["event_loop_is_gone", "spare_the_loop"]
+
+#: Milliseconds for which an async message is put off by a process whose loop is gone: by then the process is, too.
+_PUT_OFF: Final = 5_000
+_GONE: Final = "the event loop of this process has died"
 
 
 class _Carried(Exception):
@@ -56,9 +66,21 @@ def spare_the_loop(function: Callable[..., Any]) -> Callable[..., Any]:
             return waiting(*args, **kwargs)
         except _Carried as carried:
             error = carried.error
+        except RuntimeError as refused:
+            if not event_loop_is_gone():
+                raise
+            # An interrupt cannot cancel anything on it, and would look like a failure of the actor's.
+            interrupt = refused.__context__
+            error = interrupt if isinstance(interrupt, Interrupt) else Defer(_GONE, delay=_PUT_OFF)
         raise error
 
     return delivering
+
+
+def event_loop_is_gone() -> bool:
+    """Whether there was an event loop for async actors, and it has died."""
+    thread = get_event_loop_thread()
+    return thread is not None and not thread.is_alive()
 
 
 async def _nothing() -> None:

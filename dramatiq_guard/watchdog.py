@@ -12,10 +12,10 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
-from dramatiq.asyncio import get_event_loop_thread
 from dramatiq.logging import get_logger
 
 from . import clock, host, processes
+from .async_actors import event_loop_is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,6 @@ class Watchdog:
         # Under gevent this watchdog waits its turn like any greenlet: that it is late says nothing.
         self.held_after = None if host.is_gevent_active() else held_after
         self._parent = os.getppid()
-        self._had_loop = False
         self._stuck: set[int] = set()
         self._closed = threading.Event()
 
@@ -89,10 +88,7 @@ class Watchdog:
         for thread in [*worker.workers, *worker.consumers.values()]:
             if thread.ident is not None and not thread.is_alive():
                 return f"the thread {thread.name} ({type(thread).__name__}) has died"
-        loop = get_event_loop_thread()
-        if loop is not None and loop.is_alive():
-            self._had_loop = True
-        elif self._had_loop:
+        if event_loop_is_gone():
             return "the event loop of async actors has died"
         if self.max_memory is not None and (used := processes.resident_bytes()) > self.max_memory:
             return f"it uses {used} bytes of memory, more than max_memory={self.max_memory}"

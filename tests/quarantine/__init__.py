@@ -1,1 +1,1 @@
-"""Fatal errors, and messages that kill their workers: real `dramatiq` processes, and a supervisor that restarts them."""
+"""Fatal errors, and messages that kill their workers: real processes, and a supervisor that restarts them."""

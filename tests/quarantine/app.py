@@ -24,12 +24,13 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import dramatiq
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import AsyncIO, default_middleware
+from dramatiq.middleware import AsyncIO, default_middleware, raise_thread_exception
 
 from dramatiq_guard import (
     Classify,
@@ -111,10 +112,14 @@ def innocent(key: str, seconds: float) -> None:
 # -- what kills the process ------------------------------------------------------------------------------------------
 
 
+def address_space() -> int:
+    """How many bytes of it this process has taken."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 def exhaust_memory_in_c() -> None:
     """Run out of address space in C, which does not look whether it was given any: killed by SIGSEGV."""
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 64 * 2**20, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + 64 * 2**20, resource.RLIM_INFINITY))
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     while True:
@@ -143,8 +148,7 @@ def poison(key: str, kind: str, seconds: float) -> None:
 
 def exhaust_memory() -> None:
     """Run out of address space in Python, which raises MemoryError."""
-    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 64 * 2**20, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + 64 * 2**20, resource.RLIM_INFINITY))
     try:
         bytearray(2**33)
     finally:
@@ -159,12 +163,24 @@ def die_in_a_thread() -> None:
 
 
 def kill_a_worker_thread() -> None:
-    """Raise in a worker thread that waits for work."""
-    mine = threading.current_thread()
-    other = next(t for t in threading.enumerate() if type(t).__name__ == "WorkerThread" and t is not mine)
-    while other.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(other.ident or 0), ctypes.py_object(SystemExit))
-        time.sleep(0.05)
+    """Raise in a worker thread while it waits for work, which Dramatiq survives in no way."""
+    threading.Thread(target=_kill_an_idle_one, daemon=True).start()
+
+
+def _kill_an_idle_one() -> None:
+    threads = [thread for thread in threading.enumerate() if type(thread).__name__ == "WorkerThread"]
+    while all(thread.is_alive() for thread in threads):
+        for thread in threads:
+            frame: Any = sys._current_frames().get(thread.ident or 0)
+            names = set()
+            while frame is not None:
+                names.add(frame.f_code.co_name)
+                frame = frame.f_back
+            if "process_message" not in names:
+                raise_thread_exception(thread.ident, SystemExit)
+                thread.join(1)
+                break
+        time.sleep(0.02)
 
 
 def get_stuck() -> None:
@@ -189,7 +205,7 @@ FAULTS = {
     "thread": die_in_a_thread,
     "worker thread": kill_a_worker_thread,
     "stuck": get_stuck,
-    "memory": lambda: KEPT.append(b"x" * (200 * 2**20)),
+    "memory": lambda: KEPT.append(b"x" * (300 * 2**20)),
     "held": hold_the_interpreter,
 }
 

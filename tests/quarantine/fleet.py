@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import tempfile
 import threading
 import time
@@ -80,6 +79,23 @@ class Fleet:
                 )
         with pika.BlockingConnection(pika.URLParameters(self.url)) as connection:
             return sum(self._declare(connection.channel()))
+
+    def lying(self) -> dict[str, Message[Any]]:
+        """The messages that lie in the queue and the delay queue of a Redis, by the key of their job."""
+        with redis.Redis.from_url(self.url) as client:
+            bodies = [
+                body
+                for queue in (self.name, f"{self.name}.DQ")
+                for body in client.hvals(f"{self.name}:{queue}.msgs")  # type: ignore[union-attr]
+            ]
+        messages = [Message.decode(body) for body in bodies]
+        assert len({message.args[0] for message in messages}) == len(messages), f"twice in a queue: {messages}"
+        return {message.args[0]: message for message in messages}
+
+    def held(self) -> int:
+        """How many messages lie in the ack set of a process of a Redis."""
+        with redis.Redis.from_url(self.url) as client:
+            return sum(int(client.scard(key)) for key in client.scan_iter(f"{self.name}:__acks__.*"))  # type: ignore[arg-type]
 
     def _declare(self, channel: Any) -> list[int]:
         kind = {"x-queue-type": "quorum"} if self.kind == "quorum" else {}

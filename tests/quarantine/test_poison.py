@@ -19,9 +19,9 @@ RUNS = int(os.environ.get("QUARANTINE_RUNS", "10"))
 
 
 @pytest.fixture(scope="module")
-def servers(valkey, rabbitmq, postgres) -> Iterator[Servers]:
+def servers(valkey, rabbitmq, postgres) -> Servers:
     """Servers that all scenarios share; each has a namespace or queue of its own."""
-    yield Servers(valkey.url, rabbitmq.url, postgres.url)
+    return Servers(valkey.url, rabbitmq.url, postgres.url)
 
 
 @pytest.fixture(scope="module")
