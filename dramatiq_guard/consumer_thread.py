@@ -36,6 +36,9 @@ __all__ = ["Settler"]
 _FIRST_WAIT: Final = 100
 _LONGEST_WAIT: Final = 5_000
 
+#: How often hooks that an interrupt cut short are called again.
+_HOOK_TRIES: Final = 3
+
 
 class Settler:
     """Repeats settlements until they succeed or the worker shuts down.
@@ -48,6 +51,7 @@ class Settler:
         self.logger = get_logger("dramatiq_guard", "settler")
         self.broker = broker
         self.closing = threading.Event()
+        self._delayed = False
         self._held: SimpleQueue[tuple[Any, MessageProxy] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -93,12 +97,33 @@ class Settler:
                     reach("before-promote")
                     thread.consumer.promote(item.message)
                     reach("after-promote")
-                    self.broker.emit_after("ack", item.message)
-                except BaseException:
+                except BaseException as error:
                     queue.put(item)
-                    raise
+                    lost = not isinstance(error, BrokerConnectionError) or not thread.consumer.alive()
+                    if lost and isinstance(error, Exception):
+                        raise
+                    # It could not be sent, but is still ours: a new connection would bring all that is delayed again.
+                    self._say_delayed(error)
+                    break
+                self._delayed = False
+                self._promoted(item.message)
             finally:
                 queue.task_done()
+
+    def _say_delayed(self, error: BaseException) -> None:
+        if not self._delayed:
+            self._delayed = True
+            self.logger.warning("Delayed messages that have fallen due wait until they can be sent: %s", error)
+
+    def _promoted(self, message: MessageProxy) -> None:
+        """The message is on its queue: whatever a hook does now, it is not moved again, and the thread goes on."""
+        for _ in range(_HOOK_TRIES):
+            try:
+                self.broker.emit_after("ack", message)
+            except BaseException:
+                self.logger.exception("A hook was hit after delayed message %r had been moved.", message.message_id)
+            else:
+                return
 
     def _settle(self, thread: Any, message: MessageProxy) -> None:
         """One try, with the hooks that Dramatiq runs around it."""

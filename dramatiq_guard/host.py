@@ -6,6 +6,7 @@ When upstream moves one of them, this is the file to mend; `tests/host_facts` fa
 from __future__ import annotations
 
 import ctypes
+from contextlib import contextmanager
 from threading import Event, get_ident
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -19,7 +20,7 @@ from dramatiq.threading import is_gevent_active, raise_thread_exception
 from . import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dramatiq import Broker, Message
     from dramatiq.broker import Consumer, MessageProxy
@@ -32,6 +33,7 @@ __all__ = [
     "canonical_queue",
     "clear_interrupt",
     "delay_consumer",
+    "enqueue_once",
     "enter_command_line_worker",
     "event_loop_is_blocked",
     "in_command_line_worker",
@@ -72,6 +74,14 @@ SKIP_LOG_TEXT: Final = "Message %s was skipped."
 DELAY_SUFFIX: Final = ".DQ"
 
 _AGE_LIMIT_TEXT: Final = "Message age limit exceeded"
+
+
+def enqueue_once(broker: Any, message: Message[Any], delay: int | None = None) -> None:
+    """Enqueue a message in one try, however often the broker would try by itself."""
+    if kind_of(broker) == "rabbitmq":
+        rabbitmq_publish_once(broker, message, delay)
+    else:
+        broker.enqueue(message, delay=delay)
 
 
 def canonical_queue(queue_name: str) -> str:
@@ -417,6 +427,12 @@ def redis_bound_client(broker: Any) -> None:
 # -- RabbitMQ --------------------------------------------------------------------------------------------------------
 
 
+_BLOCKED: Final = "_dramatiq_guard_blocked"
+
+#: A queue that there is not: what is published to it is confirmed and dropped.
+_NOWHERE: Final = "dramatiq_guard.nowhere"
+
+
 def rabbitmq_bound_client(broker: Any) -> None:
     """Let no publish wait for ever on a server that has run out of memory."""
     parameters = broker.parameters if isinstance(broker.parameters, list) else [broker.parameters]
@@ -436,23 +452,38 @@ def rabbitmq_publish_once(broker: Any, message: Message[Any], delay: int | None)
     if delay is not None:
         queue_name = dq_name(queue_name)
         message = message.copy(queue_name=queue_name, options={"eta": clock.now() + delay})
-    try:
+    with _rabbitmq_reached(broker, canonical):
         _rabbitmq_reconnect(broker)
+        _rabbitmq_probe(broker)
         broker.declare_queue(canonical, ensure=True)
-        broker.emit_before("enqueue", message, delay)
+    broker.emit_before("enqueue", message, delay)
+    body = message.encode()
+    with _rabbitmq_reached(broker, canonical):
         broker.channel.basic_publish(
             exchange="",
             routing_key=queue_name,
-            body=message.encode(),
+            body=body,
             properties=pika.BasicProperties(delivery_mode=2, priority=message.options.get("broker_priority")),
             mandatory=broker.confirm_delivery,
         )
-    except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError) as error:
+    broker.emit_after("enqueue", message, delay)
+
+
+@contextmanager
+def _rabbitmq_reached(broker: Any, canonical_queue: str) -> Iterator[None]:
+    """Let whatever pika raises count as a lost connection, and open this thread's anew the next time."""
+    import pika
+
+    try:
+        yield
+    except Exception as error:
+        # Not only its own errors: a connection that broke at a bad moment raises ValueError or AssertionError, too.
         if isinstance(error, pika.exceptions.UnroutableError):
-            broker.queues_pending.add(q_name(queue_name))
+            broker.queues_pending.add(canonical_queue)
+        if isinstance(error, pika.exceptions.ConnectionBlockedTimeout):
+            broker.__dict__[_BLOCKED] = True
         del broker.connection
         raise ConnectionClosed(error) from error
-    broker.emit_after("enqueue", message, delay)
 
 
 def _rabbitmq_reconnect(broker: Any) -> None:
@@ -460,12 +491,24 @@ def _rabbitmq_reconnect(broker: Any) -> None:
 
     A publish into a connection that is gone fails as one does whose confirm was lost, and would be made twice.
     """
-    import pika
-
+    connection = broker.connection
     try:
-        broker.connection.process_data_events(time_limit=0)
-        usable = broker.connection.is_open and broker.channel.is_open
-    except pika.exceptions.AMQPError:
+        if connection.is_open:
+            connection.process_data_events(time_limit=0)
+        usable = connection.is_open and broker.channel.is_open
+    except Exception:  # noqa: BLE001 - as above
         usable = False
     if not usable:
         del broker.connection
+
+
+def _rabbitmq_probe(broker: Any) -> None:
+    """While the server is out of memory or disk, publish nothing that anybody would miss.
+
+    It stops reading from a connection that publishes, and carries out what it has not read when the alarm is over,
+    though the connection be long gone: each publish that was given up would come true, and add to what it is short of.
+    """
+    if broker.confirm_delivery and broker.__dict__.get(_BLOCKED):
+        # With a body: what has none is taken all the same.
+        broker.channel.basic_publish(exchange="", routing_key=_NOWHERE, body=b"probe", mandatory=False)
+        broker.__dict__.pop(_BLOCKED, None)

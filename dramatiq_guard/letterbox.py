@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dramatiq
 from dramatiq.logging import get_logger
 
-from . import clock
+from . import clock, host
 from .dead_letters.letter import Letter
 from .errors import Defer, StoreError, StoreUnavailable
 
@@ -88,7 +88,7 @@ class Letterbox:
                 kwargs={},
                 options={},
             )
-            broker.enqueue(message, delay=_DELAY)
+            host.enqueue_once(broker, message, _DELAY)
 
     def _deliver(self, text: str) -> None:
         """The internal actor."""

@@ -132,7 +132,11 @@ class RabbitmqConsumer(GuardedConsumer):
         _reachably(partial(self.inner.ack, message))
 
     def close(self) -> None:
-        _reachably(super().close)
+        try:
+            super().close()
+        except Exception as error:
+            # Whatever it is: any other error ends the consumer's thread.
+            raise ConnectionClosed(error) from error
 
     def _settle(self, message: MessageProxy, name: str) -> None:
         delivery = delivery_of(message)
