@@ -9,6 +9,7 @@ and count as one boot.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import sys
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from dramatiq.logging import get_logger
 
 from . import clock, processes
+from .boot_log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,12 +73,11 @@ class BootBrake:
         delay = self.delay()
         if not delay:
             return
-        self.logger.error(
-            "The last %d boots of this command ended in a crash within %d ms; this one waits for %d ms before it goes "
-            "on. Look at what they said.",
-            len(self._boots()),
-            _SOON,
-            delay,
+        say(
+            self.logger,
+            logging.ERROR,
+            f"The last {len(self._boots())} boots of this command ended in a crash within {_SOON} ms; this one waits "
+            f"for {delay} ms before it goes on. Look at what they said.",
         )
         until = clock.monotonic() + delay
         while (left := until - clock.monotonic()) > 0 and not given_up():

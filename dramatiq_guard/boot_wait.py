@@ -9,12 +9,14 @@ This module must not know any middleware or concrete store.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.logging import get_logger
 
 from . import clock, host
+from .boot_log import say
 from .errors import SetupError
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ def wait_for_servers(broker: Broker, given_up: Callable[[], bool]) -> bool:
             except Exception as error:  # noqa: BLE001 - a client's, whichever it is
                 if said_at is None or clock.monotonic() - said_at >= _SAY_EVERY:
                     said_at = clock.monotonic()
-                    logger.warning("This worker process waits for %s, and takes nothing up meanwhile: %s", what, error)
+                    text = f"This worker process waits for {what}, and takes nothing up meanwhile: {error}"
+                    say(logger, logging.WARNING, text)
             else:
                 break
             # A signal cuts no wait short: its handler runs, and the wait goes on.

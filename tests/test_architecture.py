@@ -25,7 +25,7 @@ LAYERS = (
         *("seam", "settlement", "consumer", "consumer_thread", "redis_consumer", "redis_upkeep", "rabbitmq_consumer"),
         *("checks", "substitutes", "failure_log", "followups", "forks", "letterbox", "underway", "wiring"),
         *("withdrawals", "worker_exit", "worker_thread"),
-        *("boot_brake", "boot_wait", "deadman", "isolation", "quarantine", "watchdog"),
+        *("boot_brake", "boot_log", "boot_wait", "deadman", "isolation", "quarantine", "watchdog"),
         *("health", "probe_files", "probe_server", "probes", "sd_notify"),
     ),
     ("middleware",),
