@@ -1,4 +1,4 @@
-"""What may interrupt a run, when, and what becomes of an interrupt that comes too late; nothing is really raised here."""
+"""What may interrupt a run, and what becomes of an interrupt that comes too late; nothing is really raised here."""
 
 from __future__ import annotations
 
