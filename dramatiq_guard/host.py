@@ -11,6 +11,7 @@ from threading import Event, get_ident
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+from dramatiq import Message
 from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
 from dramatiq.common import dq_name, q_name
 from dramatiq.errors import ConnectionClosed
@@ -22,7 +23,7 @@ from . import clock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dramatiq import Broker, Message
+    from dramatiq import Broker
     from dramatiq.broker import Consumer, MessageProxy
 
 __all__ = [
@@ -267,7 +268,27 @@ def redis_copy(message: Message[Any], delay: int | None) -> tuple[Message[Any], 
     if delay is not None:
         queue_name = dq_name(queue_name)
         options["eta"] = clock.now() + delay
-    return message.copy(queue_name=queue_name, options=options), queue_name
+    return _readdressed(message, queue_name, {**message.options, **options}), queue_name
+
+
+def redis_promoted(message: MessageProxy) -> Message[Any]:
+    """The copy of a delayed message that goes to its queue when it has fallen due, as RedisBroker would write it."""
+    options = {**message.options, "redis_message_id": str(uuid4())}
+    options.pop("eta", None)
+    return _readdressed(message._message, q_name(message.queue_name), options)
+
+
+def _readdressed(message: Message[Any], queue_name: str, options: dict[str, Any]) -> Message[Any]:
+    """A copy of a message; `Message.copy` looks each field up by its name, which takes three times as long."""
+    return Message(
+        queue_name,
+        message.actor_name,
+        message.args,
+        message.kwargs,
+        options,
+        message.message_id,
+        message.message_timestamp,
+    )
 
 
 def redis_acks_as_stock(consumer: Any) -> bool:

@@ -154,7 +154,8 @@ class RedisConsumer(GuardedConsumer):
             return
         with telemetry.sending(successor.message, kind=delivery.decision.step.value):
             # The key is the same at every try: a script that ran although its reply was lost runs no second time.
-            self._move(delivery.message, successor.message, successor.delay)
+            copy, queue_name = host.redis_copy(successor.message, successor.delay)
+            self._move(delivery.message, copy, queue_name, successor.delay)
         delivery.moved = delivery.replaced = True
 
     def send(self, delivery: Delivery, part: str, message: Message[Any], delay: int | None = None) -> None:
@@ -187,7 +188,8 @@ class RedisConsumer(GuardedConsumer):
 
     def promote(self, message: MessageProxy) -> None:
         """Move a delayed message that has fallen due to its queue, in one step."""
-        self._move(message, host.promoted(message), None)
+        copy = host.redis_promoted(message)
+        self._move(message, copy, copy.queue_name, None)
         self._release(message)
 
     def reclaim(self) -> int:
@@ -210,20 +212,14 @@ class RedisConsumer(GuardedConsumer):
         )
         return len(stranded)
 
-    def _move(self, message: MessageProxy, successor: Message[Any], delay: int | None) -> None:
-        copy, queue_name = host.redis_copy(successor, delay)
+    def _move(self, message: MessageProxy, copy: Message[Any], queue_name: str, delay: int | None) -> None:
         self.broker.emit_before("enqueue", copy, delay)
-        moved = _reachably(
-            partial(
-                host.redis_move,
-                self.broker,
-                self.queue_name,
-                message.options["redis_message_id"],
-                queue_name,
-                copy.options["redis_message_id"],
-                copy.encode(),
-            )
-        )
+        old, new = message.options["redis_message_id"], copy.options["redis_message_id"]
+        body = copy.encode()
+        try:
+            moved = host.redis_move(self.broker, self.queue_name, old, queue_name, new, body)
+        except redis.RedisError as error:
+            raise ConnectionClosed(error) from error
         if moved:
             self.broker.emit_after("enqueue", copy, delay)
         else:

@@ -16,7 +16,7 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from dramatiq import Message
+from dramatiq import JSONEncoder, Message, get_encoder
 from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 
@@ -367,7 +367,8 @@ class JitterBackoff(GuardMiddleware, Retries):
         }
         copy: Message[Any] = Message(**fields)
         try:
-            copy.encode()
+            if not _surely_encodes(copy):
+                copy.encode()
         except Exception as error:  # noqa: BLE001 - encoders are the user's, and may raise anything
             return Decision(
                 Step.GIVE_UP,
@@ -418,4 +419,14 @@ class JitterBackoff(GuardMiddleware, Retries):
                 )
 
 
+def _surely_encodes(message: Message[Any]) -> bool:
+    """Whether a message holds plain values only, and JSON is what it is encoded as; what is ours in it always is."""
+    return (
+        type(get_encoder()) is JSONEncoder
+        and all(type(value) in _PLAIN for value in (*message.args, *message.kwargs.values()))
+        and all(type(value) in _PLAIN or name == CARRIER for name, value in message.options.items())
+    )
+
+
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _UNSET: Final = object()
