@@ -27,7 +27,6 @@ __all__ = ["event_loop_is_gone", "spare_the_loop"]
 
 #: Milliseconds for which an async message is put off by a process whose loop is gone: by then the process is, too.
 _PUT_OFF: Final = 5_000
-_GONE: Final = "the event loop of this process has died"
 
 
 class _Carried(Exception):
@@ -62,16 +61,18 @@ def spare_the_loop(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def delivering(*args: Any, **kwargs: Any) -> Any:
+        if event_loop_is_gone():
+            raise Defer("the event loop of this process has died", delay=_PUT_OFF)
         try:
             return waiting(*args, **kwargs)
         except _Carried as carried:
             error = carried.error
         except RuntimeError as refused:
-            if not event_loop_is_gone():
-                raise
-            # An interrupt cannot cancel anything on it, and would look like a failure of the actor's.
             interrupt = refused.__context__
-            error = interrupt if isinstance(interrupt, Interrupt) else Defer(_GONE, delay=_PUT_OFF)
+            if not (isinstance(interrupt, Interrupt) and event_loop_is_gone()):
+                raise
+            # It can cancel nothing on a loop that is gone, and would look like a failure of the actor's.
+            error = interrupt
         raise error
 
     return delivering
