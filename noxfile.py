@@ -132,3 +132,10 @@ def exit_matrix(session: nox.Session) -> None:
     """Every way of telling real workers to stop, at every kind of job; writes the table of docs/shutdown.md."""
     _install(session, "all", "test")
     session.run("python", "-m", "tests.exits", *session.posargs)
+
+
+@nox.session
+def quarantine(session: nox.Session) -> None:
+    """Poison of every kind on every broker, ten times each: about an hour."""
+    _install(session, "all", "test")
+    session.run("pytest", "-m", "matrix", "tests/quarantine", *session.posargs)
