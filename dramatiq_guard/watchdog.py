@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dramatiq.worker import Worker
 
+    from .interrupts import Run
     from .wiring import Stack
 
 __all__ = ["Watchdog"]
@@ -67,7 +68,7 @@ class Watchdog:
         # Under gevent this watchdog waits its turn like any greenlet: that it is late says nothing.
         self.held_after = None if host.is_gevent_active() else held_after
         self._parent = os.getppid()
-        self._stuck: set[int] = set()
+        self._stuck: set[Run] = set()
         self._closed = threading.Event()
 
     def start(self) -> None:
@@ -97,18 +98,20 @@ class Watchdog:
     def _look_for_stuck_jobs(self) -> str | None:
         if self.stuck_after is None:
             return None
-        for thread_id, run in self.stack.interrupts.overdue(self.stuck_after):
-            if id(run) in self._stuck:
+        overdue = self.stack.interrupts.overdue(self.stuck_after)
+        known, self._stuck = self._stuck, {run for _, run in overdue}
+        reason = None
+        for thread_id, run in overdue:
+            if run in known:
                 continue
-            self._stuck.add(id(run))
             frame = sys._current_frames().get(thread_id)
             stack = "".join(traceback.format_stack(frame)[-20:]) if frame is not None else "(its thread is gone)\n"
             self.logger.error(
                 "A job runs %d ms past its time limit and cannot be interrupted. It is at:\n%s", self.stuck_after, stack
             )
             if self.stuck_is_fatal:
-                return "a job is stuck past its time limit"
-        return None
+                reason = "a job is stuck past its time limit"
+        return reason
 
     def _keep_deadman_off(self) -> None:
         if self.held_after is not None:
