@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import psycopg
 
 from dramatiq_guard.testing.private_server import PrivateServer, ServerDidNotStart
+from tests.support.waiting import wait_until
 
 __all__ = ["PrivatePostgres"]
 
@@ -95,8 +96,14 @@ class PrivatePostgres(PrivateServer):
         return self
 
     def stop(self, sig: int = signal.SIGINT, *, timeout: float = 15.0) -> None:
-        """End it; SIGINT, the default, ends its sessions too, where SIGTERM would wait for them."""
+        """End it; SIGINT, the default, ends its sessions too, where SIGTERM would wait for them.
+
+        After a SIGKILL its children end by themselves, a little later; until then they hold the shared memory, and the
+        next start would be refused.
+        """
+        family = self.family() if self.running else []
         super().stop(signal.SIGINT if sig == signal.SIGTERM else sig, timeout=timeout)
+        wait_until(lambda: not any(map(_exists, family)), 30, lambda: f"the end of PostgreSQL's processes {family}")
 
     def command(self) -> list[str]:
         settings = {
@@ -123,7 +130,10 @@ class PrivatePostgres(PrivateServer):
     def family(self) -> list[int]:
         """The postmaster and its children: each session is a process of its own."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        return [self.pid, *(int(pid) for pid in children.read_text().split())]
+        try:
+            return [self.pid, *(int(pid) for pid in children.read_text().split())]
+        except OSError:  # it has ended just now
+            return [self.pid]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -164,3 +174,11 @@ class PrivatePostgres(PrivateServer):
             return command
         uid = str(_UNPRIVILEGED)
         return ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--", *command]
+
+
+def _exists(pid: int) -> bool:
+    """Whether a process is there and is no zombie, which holds nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -21,6 +21,20 @@ def test_committed_rows_survive_a_crash_on_the_same_port(own_postgres: PrivatePo
     assert [(7,)] == own_postgres.sql("SELECT n FROM kept")
 
 
+def test_it_starts_again_at_once_with_sessions_open(own_postgres: PrivatePostgres) -> None:
+    """What a killed server's children still hold is waited for: ten times in a row."""
+    sessions = []
+    for _ in range(10):
+        session = psycopg.connect(own_postgres.url, autocommit=True)
+        sessions.append(session)  # open while its server is killed
+        session.execute("SELECT 7")
+        own_postgres.restart(signal.SIGKILL)
+
+    assert [(7,)] == own_postgres.sql("SELECT 7")
+    for session in sessions:
+        session.close()
+
+
 def test_a_frozen_server_answers_nobody_until_thawed(own_postgres: PrivatePostgres) -> None:
     """`pause` freezes open sessions too, and `resume` lets their answer come."""
     with psycopg.connect(own_postgres.url) as session, ThreadPoolExecutor(1) as elsewhere:
