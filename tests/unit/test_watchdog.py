@@ -49,10 +49,6 @@ def watching(world):
             world.said.append,
             lambda: world.said.append("orphaned"),
             **{**defaults, **options},
-            world.worker,
-            world.said.append,
-            lambda: world.said.append("orphaned"),
-            **{**defaults, **options},
         )
 
     return watch
