@@ -281,6 +281,23 @@ def test_an_interrupt_in_a_hook_of_a_message_that_succeeded_runs_nothing_again(
     assert len(rig.notes("told")) == len(set(rig.notes("told"))) == RUNS
 
 
+@pytest.mark.parametrize("how", ACTIONS)
+@pytest.mark.parametrize("hook", ["before_ack", "after_ack"])
+def test_an_interrupt_in_a_hook_of_a_delayed_message_moves_it_once(
+    run: Callable[..., Rig], hook: str, how: str
+) -> None:
+    """The hooks of the delayed copy run on the consumer's thread, which goes on; each message runs once."""
+    rig = run("install", Hit(hook, ACTIONS[how]))
+    actor = succeeding(rig)
+    worker = rig.work(threads=THREADS)
+    for _ in range(RUNS):
+        actor.send_with_options(delay=10)
+    rig.settle()
+
+    assert rig.count("run") == RUNS
+    assert all(thread.is_alive() for thread in worker.consumers.values())
+
+
 @pytest.mark.parametrize(
     ("hook", "ends"), [("after_process_message", {"ack": 1}), ("before_ack", {})], ids=["after_process", "before_ack"]
 )
