@@ -131,6 +131,8 @@ def cases(successes: int, failures: int) -> list[Case]:
         Case(good, "stock", "stock"),
         Case(good, "no-ops", "stock + 6 no-op middlewares"),
         Case(good, "stack", "stack, no SDK", 1.15),
+        Case(good, "crash-on-fatal", "stack + CrashOnFatal()"),
+        Case(good, "counting-crashes", "stack + CrashOnFatal(deliveries)"),
         Case(good, "sampled-out", "stack, sampled out", 1.15, "00"),
         Case(good, "recorded", "stack, every span recorded", 1.5, "01"),
         Case(good, "recorded-and-counted", "stack, spans and metrics", None, "01"),
@@ -277,7 +279,10 @@ def table(results: Sequence[Result]) -> str:
             f"  {row['title']:32}{row['ratio']:7.3f}{row['ratio_of_minima']:7.3f}{row['min_us']:9.0f}"
             f"{row['median_us']:11.0f}{target}"
         )
-    lines += ["", "ratio: median over the rounds of the ratio to stock in the same round; best: the ratio of the minima"]
+    lines += [
+        "",
+        "ratio: median over the rounds of the ratio to stock in the same round; best: the ratio of the minima",
+    ]
     return "\n".join(lines)
 
 

@@ -37,6 +37,24 @@ def stack(broker: dramatiq.Broker, log: str = "throttled") -> None:
     install(broker, Classify(), JitterBackoff(log=log), DeadLetter(connect(URL).dead_letters))  # type: ignore[arg-type]
 
 
+def crash_on_fatal(broker: dramatiq.Broker) -> None:
+    """The stack and CrashOnFatal, which keeps no crashes: its watchdog alone."""
+    _crash_on_fatal(broker, counting=False)
+
+
+def counting_crashes(broker: dramatiq.Broker) -> None:
+    """The same with a mark written for each message."""
+    _crash_on_fatal(broker, counting=True)
+
+
+def _crash_on_fatal(broker: dramatiq.Broker, counting: bool) -> None:
+    from dramatiq_guard import Classify, CrashOnFatal, DeadLetter, JitterBackoff, connect, install
+
+    stores = connect(URL)
+    guard = CrashOnFatal(stores.deliveries if counting else None)
+    install(broker, Classify(), JitterBackoff(), DeadLetter(stores.dead_letters), guard)
+
+
 def sampled_out(broker: dramatiq.Broker) -> None:
     """The stack with an SDK whose sampler drops every trace."""
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
@@ -79,6 +97,8 @@ SETUPS = {
     "stock": plain,
     "no-ops": six_no_ops,
     "stack": stack,
+    "crash-on-fatal": crash_on_fatal,
+    "counting-crashes": counting_crashes,
     "sampled-out": sampled_out,
     "recorded": recorded,
     "recorded-and-counted": recorded_and_counted,

@@ -36,6 +36,7 @@ from .isolation import Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from .delivery import Delivery
     from .stores.crashes import Crash, CrashStore, History, Starter
@@ -204,24 +205,16 @@ class Quarantine:
         since = self._in_touch_since
         return since is not None and clock.monotonic() - since >= self.ttl
 
-    @contextmanager
-    def watched(self, delivery: Delivery, suspicion: Suspicion | None) -> Iterator[bool]:
+    def watched(self, delivery: Delivery, suspicion: Suspicion | None) -> AbstractContextManager[bool]:
         """Run a message's function under watch: a suspect alone, the others together.
 
-        Yields:
-          bool: Whether it may run; not if the process ends while it waits.
+        Returns:
+          AbstractContextManager[bool]: Gives whether it may run; not if the process ends while it waits.
         """
-        if suspicion is None:
-            if not self.isolation.enter(delivery):
-                yield False
-                return
-            try:
-                self._mark(delivery)
-                yield True
-            finally:
-                self._starter.finish(delivery.message_id)
-                self.isolation.leave(delivery)
-            return
+        return _Among(self, delivery) if suspicion is None else self._alone(delivery)
+
+    @contextmanager
+    def _alone(self, delivery: Delivery) -> Iterator[bool]:
         with self.isolation.alone(delivery) as admitted:
             if not admitted:
                 yield False
@@ -253,6 +246,28 @@ class Quarantine:
                 self.beat()
             except Exception:
                 self.logger.exception("A sign of life could not be given; the next one is tried all the same.")
+
+
+class _Among:
+    """An ordinary message among others.  A class, since each message passes here, and a generator takes longer."""
+
+    __slots__ = ("admitted", "delivery", "quarantine")
+
+    def __init__(self, quarantine: Quarantine, delivery: Delivery) -> None:
+        self.quarantine = quarantine
+        self.delivery = delivery
+        self.admitted = False
+
+    def __enter__(self) -> bool:
+        self.admitted = self.quarantine.isolation.enter(self.delivery)
+        if self.admitted:
+            self.quarantine._mark(self.delivery)
+        return self.admitted
+
+    def __exit__(self, *_: object) -> None:
+        if self.admitted:
+            self.quarantine._starter.finish(self.delivery.message_id)
+            self.quarantine.isolation.leave(self.delivery)
 
 
 def _is_gone(start: Crash) -> bool:

@@ -242,9 +242,9 @@ class CrashOnFatal(GuardMiddleware):
         if self._quarantine is None:
             return
         delivery = delivery_of(message)
-        suspicion = self._quarantine.suspicion(
-            message.message_id, redelivered=bool(getattr(message, "redelivered", False))
-        )
+        # Only RabbitMQ's messages have it, and to ask the others for it raises and catches an error.
+        redelivered = bool(message.__dict__.get("redelivered", False))
+        suspicion = self._quarantine.suspicion(message.message_id, redelivered=redelivered)
         delivery.suspicion = suspicion
         if suspicion is None or len(suspicion.crashes) < self.max_crashes:
             return
@@ -299,8 +299,11 @@ class CrashOnFatal(GuardMiddleware):
         delivery = delivery_of(message)
         if not delivery.began:
             return
-        if self._quarantine is not None and delivery.suspicion is not None and delivery.suspicion.over:
-            self._quarantine.forgive(message.message_id)
+        if self._quarantine is not None:
+            # Again, since another middleware's interrupt may have torn the end of its watch (H4).
+            self._quarantine.isolation.leave(delivery)
+            if delivery.suspicion is not None and delivery.suspicion.over:
+                self._quarantine.forgive(message.message_id)
         decision = delivery.decision
         if decision is not None and decision.exit_process:
             self._fatal(

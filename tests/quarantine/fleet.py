@@ -133,7 +133,7 @@ class Fleet:
 
     def story(self) -> str:
         """What happened so far, for the message of a failure."""
-        return f"{self.ledger.read_text()}\ncodes {self.codes}\n" + "\n".join([*self.logs[-3:], self.log])
+        return f"{self.ledger.read_text()}\ncodes {self.codes}\n" + "\n".join([*self.logs[-10:], self.log])
 
     # -- the command -------------------------------------------------------------------------------------------------
 

@@ -128,7 +128,9 @@ def run(scenario: Scenario, servers: Servers, timeout: float = 120) -> Outcome:
         for message_id, letter in letters.items():
             key = sent.get(message_id, "")
             outcome.expect(letter.reason == "poison", f"{key} died as {letter.reason}")
-            outcome.expect(began[key] <= LIMIT, f"{key} was run {began[key]} times")
+            # A run that the end of its process interrupts proves nothing.
+            interrupted = outcome.story.count("Shutdown: raising an exception")
+            outcome.expect(began[key] <= LIMIT + interrupted, f"{key} was run {began[key]} times")
             crashes = [attempt for attempt in letter.history if attempt.rule == "crash"]
             outcome.expect(len(crashes) == LIMIT, f"the letter of {key} tells of {len(crashes)} crashes")
             outcome.expect(

@@ -66,9 +66,10 @@ def mine(store: Store, virtual: VirtualClock) -> Quarantine:
 
 
 @pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    """Another process of this machine."""
+def process(virtual: VirtualClock) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process of this machine, which was started a while ago."""
     started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    virtual.time += 10_000
     yield started
     started.kill()
     started.wait()

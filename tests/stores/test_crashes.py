@@ -184,6 +184,16 @@ def test_a_crash_is_held_against_a_message_for_a_while(crashes: CrashStore) -> N
     assert {"both": 2, "new": 1} == dict(crashes.suspects(since=T0)), "what was forgotten does not come back"
 
 
+def test_the_last_crash_counts_in_whatever_order_the_dead_are_found(crashes: CrashStore) -> None:
+    """One who had begun it earlier may be found later."""
+    begin(crashes, "q", "m", now=T0 + 500)
+    crashes.live("q", host="web", pid=7, now=T0, ttl=TTL)
+    begin(crashes, "p", "m", now=T0 + 100)
+
+    assert 2 == crashes.inquest(now=T0 + 10_000)
+    assert {"m": 2} == dict(crashes.suspects(since=T0 + 500))
+
+
 def test_the_latest_suspects_come_first(crashes: CrashStore) -> None:
     """So many of them; a fleet that died together is no reason to carry a million names about."""
     for at in range(5):

@@ -10,7 +10,10 @@ for _, process in ipairs(redis.call("zrangebyscore", KEYS[1], "-inf", ARGV[1], "
         redis.call("rpush", key, starts[at + 1] .. " " .. process .. " " .. who)
         redis.call("ltrim", key, -100, -1)
         redis.call("pexpire", key, ARGV[2])
-        redis.call("zadd", base .. ":suspects", starts[at + 1], starts[at])
+        local last = redis.call("zscore", base .. ":suspects", starts[at])
+        if not last or tonumber(last) < tonumber(starts[at + 1]) then
+            redis.call("zadd", base .. ":suspects", starts[at + 1], starts[at])
+        end
         found = found + 1
     end
     redis.call("del", base .. ":starts:" .. process)
