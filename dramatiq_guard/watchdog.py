@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.logging import get_logger
 
-from . import clock, host, processes
+from . import clock, host, processes, telemetry
 from .async_actors import event_loop_is_gone
 
 if TYPE_CHECKING:
@@ -106,8 +106,16 @@ class Watchdog:
                 continue
             frame = sys._current_frames().get(thread_id)
             stack = "".join(traceback.format_stack(frame)[-20:]) if frame is not None else "(its thread is gone)\n"
+            message_id = "?"
+            for delivery in list(self.stack.in_flight.values()):
+                if delivery.interrupts is run:
+                    message_id = delivery.message_id
+                    telemetry.job_stuck(actor=delivery.message.actor_name, queue=delivery.message.queue_name)
             self.logger.error(
-                "A job runs %d ms past its time limit and cannot be interrupted. It is at:\n%s", self.stuck_after, stack
+                "The job of message %r runs %d ms past its time limit and cannot be interrupted. It is at:\n%s",
+                message_id,
+                self.stuck_after,
+                stack,
             )
             if self.stuck_is_fatal:
                 reason = "a job is stuck past its time limit"

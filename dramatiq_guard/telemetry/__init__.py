@@ -28,7 +28,7 @@ from opentelemetry.trace import get_current_span
 
 from .attempts import attempt_began, attempt_ended
 from .carrier import traceparent
-from .ends import crashed, crashes_uncounted, ended, quarantined
+from .ends import crashed, crashes_uncounted, ended, job_stuck, quarantined
 from .handover import FLUSH_TIMEOUT, flush
 from .sends import Carrying, Sending, replaying, send_began, send_ended
 from .setup import boot, configure_telemetry
@@ -64,6 +64,7 @@ __all__ = [
     "dead_lettered",
     "ended",
     "flush",
+    "job_stuck",
     "letters_purged",
     "promotes",
     "quarantined",

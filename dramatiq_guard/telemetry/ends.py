@@ -11,7 +11,7 @@ from .. import clock
 from . import names
 from .signals import meters, quiet, tracer
 
-__all__ = ["crashed", "crashes_uncounted", "ended", "quarantined"]
+__all__ = ["crashed", "crashes_uncounted", "ended", "job_stuck", "quarantined"]
 
 
 @quiet
@@ -36,6 +36,19 @@ def crashes_uncounted() -> None:
     instruments = meters()
     if instruments is not None:
         instruments.crashes_uncounted.add(1)
+
+
+@quiet
+def job_stuck(*, actor: str, queue: str) -> None:
+    """A job runs on long after its time limit, and cannot be interrupted.
+
+    Parameters:
+      actor(str): The name of its actor.
+      queue(str): The name of its queue.
+    """
+    instruments = meters()
+    if instruments is not None:
+        instruments.jobs_stuck.add(1, {names.ACTOR: actor, names.DESTINATION: queue})
 
 
 @quiet

@@ -75,6 +75,7 @@ DEAD_LETTER_PURGED: Final = "dramatiq_guard.dead_letter.purged"
 SETTLEMENT_HELD: Final = "dramatiq_guard.settlement.held"
 CRASHES: Final = "dramatiq_guard.crashes"
 CRASHES_UNCOUNTED: Final = "dramatiq_guard.crashes.uncounted"
+JOBS_STUCK: Final = "dramatiq_guard.jobs.stuck"
 QUARANTINED_MESSAGES: Final = "dramatiq_guard.quarantined.messages"
 SHUTDOWN_DURATION: Final = "dramatiq_guard.shutdown.duration"
 

@@ -169,6 +169,7 @@ class Meters:
         self.crashes_uncounted = counter(
             names.CRASHES_UNCOUNTED, "{time}", "Times the store of crashes was out, and messages ran without a look."
         )
+        self.jobs_stuck = counter(names.JOBS_STUCK, message, "Messages whose jobs could not be interrupted in time.")
         self.quarantined = counter(names.QUARANTINED_MESSAGES, message, "Messages that were not run any more.")
         self.shutdown_duration = _histogram(
             meter, names.SHUTDOWN_DURATION, "How long worker processes took to end.", _WORK

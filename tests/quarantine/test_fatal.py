@@ -125,7 +125,7 @@ def test_an_unfit_process_leaves_with_70_and_loses_nothing(fault: Fault, ended) 
 def test_a_stuck_job_is_said_with_its_stack(valkey) -> None:
     """Once, with the line that it hangs at; unless somebody asks for more, the process goes on."""
     with fleet("redis", valkey.url, valkey.url, threads=2, stuck_after=100) as workers:
-        workers.send("faulty", "fault", "stuck")
+        stuck = workers.send("faulty", "fault", "stuck")
         command = workers.start()
         workers.wait_noted("began")
         workers.send("innocent", "beside", 0)
@@ -133,6 +133,7 @@ def test_a_stuck_job_is_said_with_its_stack(valkey) -> None:
         workers.wait_noted("finished")
         wait_until(lambda: "fault" in workers.lying() and not workers.held(), 20, workers.story)
 
+        assert f"The job of message '{stuck.message_id}'" in command.log
         assert "in get_stuck" in command.log
         assert 1 == command.log.count("past its time limit")
         assert [] == workers.codes
