@@ -29,6 +29,7 @@ def world(monkeypatch):
     world = SimpleNamespace(said=[], overdue=[], kept_off=[], loop=None, thread=Thread(), consumer=Thread())
     world.stack = SimpleNamespace(
         draining=False,
+        in_flight={},
         interrupts=SimpleNamespace(overdue=lambda milliseconds: world.overdue),
         exit=SimpleNamespace(deadman=SimpleNamespace(keep_off=world.kept_off.append)),
     )
