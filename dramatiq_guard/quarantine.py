@@ -261,13 +261,19 @@ class _Among:
     def __enter__(self) -> bool:
         self.admitted = self.quarantine.isolation.enter(self.delivery)
         if self.admitted:
-            self.quarantine._mark(self.delivery)
+            try:
+                self.quarantine._mark(self.delivery)
+            except BaseException:  # an interrupt of somebody else's (H4)
+                self.quarantine.isolation.leave(self.delivery)
+                raise
         return self.admitted
 
     def __exit__(self, *_: object) -> None:
         if self.admitted:
-            self.quarantine._starter.finish(self.delivery.message_id)
-            self.quarantine.isolation.leave(self.delivery)
+            try:
+                self.quarantine._starter.finish(self.delivery.message_id)
+            finally:
+                self.quarantine.isolation.leave(self.delivery)
 
 
 def _is_gone(start: Crash) -> bool:
