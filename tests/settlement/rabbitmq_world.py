@@ -152,6 +152,11 @@ class World:
         actor = self.job if sync else self.ajob
         actor.send_with_options(args=(key, fails, gate, refused), delay=delay)
 
+    def send_unknown(self, key: str) -> None:
+        """Send a message of an actor that no worker knows, and plan that it dies without having run."""
+        self.dying.add(key)
+        self.broker.enqueue(dramatiq.Message("default", "nobody", (key,), {}, {}))
+
     def pipe(self, *keys: str) -> Any:
         """Run jobs one after the other, as a pipeline, which is returned."""
         self.planned.update(keys)
@@ -247,7 +252,7 @@ class World:
 
     def finish(self, timeout: float = 45.0) -> None:
         """Wait until every job has come to the end that was planned for it."""
-        good = {key for key in self.planned if key not in self.dying}
+        good = self.planned.keys() - self.dying
         wait_until(
             lambda: good <= self.done.keys() and self.dying <= self.buried.keys(),
             timeout,
