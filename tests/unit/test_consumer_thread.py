@@ -217,7 +217,18 @@ def test_what_cannot_be_sent_but_is_still_ours_waits(thread, consumer, virtual, 
     assert (consumer.heard, waiting(thread)) == ([("promote", "due")], ([], 0))
 
 
-@pytest.mark.parametrize("error", [ConnectionClosed("gone"), KeyboardInterrupt()])
+def test_an_interrupt_in_the_move_ends_no_thread(thread, consumer, virtual):
+    """The message stays, and is moved the next time."""
+    delay(thread, "due", 0)
+    consumer.raising = [KeyboardInterrupt()]
+    thread.handle_delayed_messages()
+    assert (consumer.heard, waiting(thread)) == ([], (["due"], 1))
+
+    thread.handle_delayed_messages()
+    assert (consumer.heard, waiting(thread)) == ([("promote", "due")], ([], 0))
+
+
+@pytest.mark.parametrize("error", [ConnectionClosed("gone"), ZeroDivisionError()])
 def test_when_its_channel_is_gone_a_delayed_message_stays_and_dramatiq_reconnects(thread, consumer, virtual, error):
     """The error is Dramatiq's; nothing is lost from the queue on the way."""
     delay(thread, "due", 0)

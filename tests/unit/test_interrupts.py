@@ -98,14 +98,18 @@ def test_a_run_past_its_time_limit_is_interrupted_once(virtual, raised):
 def test_the_watch_looks_in_a_thread_of_its_own(raised):
     """Started once."""
     interrupts = Interrupts(interval=5)
+    before = set(threading.enumerate())
     interrupts.start()
     interrupts.start()
+    started = [each for each in threading.enumerate() if each not in before]
     try:
         interrupts.arm(Run(interrupts, 1, notify=False))
         wait_until(lambda: raised, describe="the time limit")
     finally:
         interrupts.close()
-    assert [each.name for each in threading.enumerate()].count("dramatiq-guard-time-limits") <= 1
+    (watch,) = started
+    watch.join(10)
+    assert not watch.is_alive()
 
 
 @pytest.mark.parametrize(
