@@ -46,9 +46,6 @@ ROOT = Path(__file__).resolve().parents[1]
 QUEUE = "orders"
 THREADS = 8
 
-#: What a sender with the stack writes into its messages, when it has an SDK.
-CARRIER = {"tp": "00-{trace}-00f067aa0ba902b7-{flags}", "t": 0}
-
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -226,12 +223,14 @@ def worker(valkey: PrivateValkey, setup: str, directory: Path) -> Iterator[Worke
         started.close()
 
 
-def message(actor: str, *args: Any, flags: str | None = None) -> Message[Any]:
-    """A message as it lies in the queue."""
+def message(actor: str, *args: Any, carrying: bool = False, flags: str | None = None) -> Message[Any]:
+    """A message as it lies in the queue, with what a sender that has the stack, and an SDK, writes into it."""
     options: dict[str, Any] = {}
-    if flags is not None:
-        carrier = {"tp": CARRIER["tp"].format(trace=uuid.uuid4().hex, flags=flags), "t": int(time.time() * 1000)}  # type: ignore[attr-defined]
-        options = {"dramatiq_guard": carrier}
+    if carrying:
+        carrier: dict[str, Any] = {"t": int(time.time() * 1000)}
+        if flags is not None:
+            carrier["tp"] = f"00-{uuid.uuid4().hex}-00f067aa0ba902b7-{flags}"
+        options["dramatiq_guard"] = carrier
     return Message(queue_name=QUEUE, actor_name=actor, args=args, kwargs={}, options=options)
 
 
@@ -246,7 +245,8 @@ def measure(case: Case, result: Result, valkey: PrivateValkey, directory: Path) 
     numbers = iter(range(warm + scenario.messages))
 
     def some(count: int) -> list[Message[Any]]:
-        return [message(scenario.actor, next(numbers), flags=case.flags) for _ in range(count)]
+        carrying = case.setup not in ("stock", "no-ops")
+        return [message(scenario.actor, next(numbers), carrying=carrying, flags=case.flags) for _ in range(count)]
 
     with worker(valkey, case.setup, directory) as process:
         process.release(some(warm))

@@ -56,10 +56,10 @@ def _crash_on_fatal(broker: dramatiq.Broker, counting: bool) -> None:
 
 
 def sampled_out(broker: dramatiq.Broker) -> None:
-    """The stack with an SDK whose sampler drops every trace."""
-    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+    """The stack with an SDK that samples what the sender sampled, which is nothing."""
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-    _trace(ALWAYS_OFF)
+    _trace(ParentBased(TraceIdRatioBased(0.0)))
     stack(broker)
 
 

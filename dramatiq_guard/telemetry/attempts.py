@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.common import q_name
 from opentelemetry import context as contexts
-from opentelemetry.trace import INVALID_SPAN, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanKind, Status, StatusCode, set_span_in_context
 
 from .. import clock
 from ..delivery import carrier_of, count
 from . import exceptions, names
 from .carrier import AVAILABLE, PREVIOUS, STATE, below, creation_in, links_to, remote
 from .outcome import failed, outcome_of
-from .signals import here, meters, quiet, tracer
+from .signals import drops_unsampled, here, meters, quiet, tracer
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -125,8 +125,12 @@ def attempt_began(delivery: Delivery, *, link_only: bool = False) -> None:
 def _start(
     spans: Tracer, delivery: Delivery, queue: str, carrier: dict[str, Any], link_only: bool
 ) -> tuple[Span, Context]:
-    message = delivery.message
     creation = creation_in(carrier)
+    if creation is not None and not link_only and not creation.trace_flags.sampled and drops_unsampled():
+        # Nothing will come of it, and that is what everything below it has to know.
+        unsampled = NonRecordingSpan(creation)
+        return unsampled, set_span_in_context(unsampled, _EMPTY)
+    message = delivery.message
     # Not the thread's own context: whatever is in it belongs to somebody else.
     context = below(None if link_only else creation, _EMPTY)
     span = spans.start_span(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .attempts import Attempt
     from .sends import OpenSend
 
-__all__ = ["Meters", "complain", "here", "meters", "on_first_use", "quiet", "silent", "tracer"]
+__all__ = ["Meters", "complain", "drops_unsampled", "here", "meters", "on_first_use", "quiet", "silent", "tracer"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -110,12 +110,13 @@ _metrics_globals: Final[dict[str, Any]] = metrics.get_meter_provider.__globals__
 _BY_ENVIRONMENT: Final = not {OTEL_PYTHON_TRACER_PROVIDER, OTEL_PYTHON_METER_PROVIDER}.isdisjoint(os.environ)
 
 _tracer: tuple[TracerProvider | None, Tracer | None] = (None, None)
+_drops_unsampled = False
 _meters: tuple[MeterProvider | None, Meters | None] = (None, None)
 
 
 def tracer() -> Tracer | None:
     """The tracer of the provider that is set now; ``None`` without an SDK."""
-    global _tracer  # noqa: PLW0603 - kept per provider
+    global _tracer, _drops_unsampled  # noqa: PLW0603 - kept per provider
     if (set_up := _first_use) is not None:
         set_up()
     if _trace_globals.get("_TRACER_PROVIDER", _MOVED) is None and not _BY_ENVIRONMENT:
@@ -124,8 +125,23 @@ def tracer() -> Tracer | None:
     known, answer = _tracer
     if provider is not known:
         answer = None if silent(provider) else provider.get_tracer(names.SCOPE, __version__, names.SCHEMA_URL)
+        _drops_unsampled = _surely_drops(answer)
         _tracer = (provider, answer)
     return answer
+
+
+def drops_unsampled() -> bool:
+    """Whether the tracer is known to drop whatever is below a remote span that is not sampled, without being asked."""
+    return _drops_unsampled
+
+
+def _surely_drops(tracer: Tracer | None) -> bool:
+    try:
+        sampler = str(tracer.sampler.get_description())  # type: ignore[union-attr]  # the SDK's has one
+    except Exception:  # noqa: BLE001 - another SDK, or a sampler of the user's
+        return False
+    below = "remoteParentNotSampled:AlwaysOffSampler"
+    return sampler == "AlwaysOffSampler" or (sampler.startswith("ParentBased{") and below in sampler)
 
 
 def meters() -> Meters | None:

@@ -1,0 +1,1 @@
+"""The benchmarks run, and count right."""
