@@ -144,7 +144,7 @@ class GuardedConsumer(Consumer):
           message(Message): What to send.
           delay(int | None): Milliseconds to delay it by.
         """
-        self.publish(self.stack.forks.owed(delivery, message), delay)
+        self.publish(self.stack.forks.owed(delivery, part, message), delay)
 
     def noted(self, delivery: Delivery) -> frozenset[str]:
         """What is noted as done of this message's end, by whoever ran it; where a broker keeps no notes, nothing."""

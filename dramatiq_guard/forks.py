@@ -24,7 +24,7 @@ import threading
 from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from uuid import uuid4
+from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from dramatiq.logging import get_logger
 
@@ -142,14 +142,20 @@ class Forks:
         carrier[_FORK] = new_mark()
         return message.copy(options={CARRIER: carrier})
 
-    def owed(self, delivery: Delivery, message: Message[Any]) -> Message[Any]:
-        """A message that a delivery's end owes, marked for one publish: its life follows from the delivery's."""
-        life = carrier_of(delivery.options).get(LIFE)
-        if self.store is None or not isinstance(life, str):
+    def owed(self, delivery: Delivery, part: str, message: Message[Any]) -> Message[Any]:
+        """A message that a delivery's end owes, marked for one publish: its life follows from the delivery's.
+
+        A callback is made anew by whoever runs the delivery: its id follows from the delivery's, too, so that two of
+        them are known to be one.  The stages of a pipeline have ids that somebody may know.
+        """
+        carrier = carrier_of(delivery.options)
+        key = _key(delivery, carrier)
+        if self.store is None or key is None:
             return message
-        carrier = carrier_of(message.options)
-        carrier[LIFE] = life
-        return self.marked(message.copy(options={CARRIER: carrier}))
+        if part.startswith("on_"):
+            made_of = f"{key}:{count(carrier.get(SETTLED))}:{part}"
+            message = message.copy(message_id=str(uuid5(NAMESPACE_OID, made_of)))
+        return self.marked(message.copy(options={CARRIER: {**carrier_of(message.options), LIFE: carrier[LIFE]}}))
 
     def admits(self, delivery: Delivery) -> bool:
         """Whether this copy may run; one that another has overtaken may not."""

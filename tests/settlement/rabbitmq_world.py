@@ -32,7 +32,7 @@ from tests.support.proxy import FaultyProxy
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
-__all__ = ["Refused", "World", "impatient"]
+__all__ = ["Refused", "World", "dead", "impatient", "unsettled"]
 
 #: Short waits, so that four attempts end within seconds.
 BACKOFF: dict[str, Any] = {"min_backoff": 200, "max_backoff": 600}
@@ -46,6 +46,28 @@ def impatient(patch: pytest.MonkeyPatch) -> None:
     """Let consumers come back sooner than Dramatiq's three seconds, and stock settlements than its five."""
     patch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.5)
     patch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.5)
+
+
+def unsettled(rabbitmq: PrivateRabbitMQ, url: str) -> dict[str, int]:
+    """How many messages there are on each queue and delay queue of a virtual host, delivered or not."""
+    vhost = pika.URLParameters(url).virtual_host
+    answer = rabbitmq.erlang(
+        "[{binary_to_list(element(4, proplists:get_value(name, I))), proplists:get_value(messages, I)} || Q <- "
+        f'rabbit_amqqueue:list(<<"{vhost}">>), I <- [rabbit_amqqueue:info(Q, [name, messages])]].'
+    )
+    found = {name: int(count) for name, count in re.findall(r'"([^"]*)", (\d+)', answer)}
+    assert found, f"queues in {answer}"
+    return {name: count for name, count in found.items() if count and not name.endswith(".XQ")}
+
+
+def dead(url: str, queue_name: str = "default") -> Counter[str]:
+    """The jobs among the broker's own dead letters of a queue, which are taken out."""
+    found: Counter[str] = Counter()
+    with contextlib.closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+        channel = connection.channel()
+        while (answer := channel.basic_get(f"{queue_name}.XQ", auto_ack=True))[0] is not None:
+            found[dramatiq.Message.decode(answer[2]).args[0]] += 1
+    return found
 
 
 class World:
@@ -232,23 +254,11 @@ class World:
 
     def unsettled(self) -> dict[str, int]:
         """How many messages there are on each queue and delay queue, delivered or not."""
-        vhost = pika.URLParameters(self.server).virtual_host
-        answer = self.rabbitmq.erlang(
-            "[{binary_to_list(element(4, proplists:get_value(name, I))), proplists:get_value(messages, I)} || Q <- "
-            f'rabbit_amqqueue:list(<<"{vhost}">>), I <- [rabbit_amqqueue:info(Q, [name, messages])]].'
-        )
-        found = {name: int(count) for name, count in re.findall(r'"([^"]*)", (\d+)', answer)}
-        assert found, f"queues in {answer}"
-        return {name: count for name, count in found.items() if count and not name.endswith(".XQ")}
+        return unsettled(self.rabbitmq, self.server)
 
     def dead(self) -> Counter[str]:
         """The jobs among the broker's own dead letters."""
-        found: Counter[str] = Counter()
-        with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self.server))) as connection:
-            channel = connection.channel()
-            while (answer := channel.basic_get("default.XQ"))[0] is not None:
-                found[dramatiq.Message.decode(answer[2]).args[0]] += 1
-        return found
+        return dead(self.server)
 
     def finish(self, timeout: float = 45.0) -> None:
         """Wait until every job has come to the end that was planned for it."""

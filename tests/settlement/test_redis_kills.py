@@ -25,7 +25,7 @@ from .kill_points import POINTS
 from .redis_jobs import Ledger
 from .redis_world import Keys
 
-APP = "tests.settlement.redis_ends"
+APP = "tests.settlement.ends"
 
 #: Seconds after which a killed worker's messages must be done: the heartbeat timeout of three, and ten.
 BACK_WITHIN = 13.0

@@ -1,8 +1,8 @@
 """What a `dramatiq` process imports to be killed at a kill point: jobs that come to their end in every way.
 
 Each point has a queue of its own, so that a process which is to die there meets its own job alone.  Everything a
-message's end owes goes to the queue ``default``, which the dying do not consume.  ``ENDS_REDIS`` is the broker's URL,
-``ENDS_LETTERS`` that of the letter store, ``ENDS_LEDGER`` a file.
+message's end owes goes to the queue ``default``, which the dying do not consume.  ``ENDS_REDIS`` is the broker's URL
+unless ``ENDS_RABBITMQ`` is, ``ENDS_LETTERS`` that of the stores, ``ENDS_LEDGER`` a file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dramatiq
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import (
     AgeLimit,
@@ -40,25 +41,29 @@ _url = os.environ["ENDS_REDIS"]
 ledger = Ledger(Path(os.environ["ENDS_LEDGER"]))
 results = RedisResults(url=_url)
 limits = RedisRateLimits(url=_url)
-letters = connect(os.environ["ENDS_LETTERS"]).dead_letters
-broker = RedisBroker(
-    url=_url,
-    heartbeat_timeout=HEARTBEAT,
-    middleware=[
-        AgeLimit(),
-        TimeLimit(interval=100),
-        ShutdownNotifications(notify_shutdown=True),
-        Callbacks(),
-        Pipelines(),
-        GroupCallbacks(limits),
-        Results(backend=results),
-        CurrentMessage(),
-    ],
-)  # type: ignore[no-untyped-call]
+stores = connect(os.environ["ENDS_LETTERS"])
+letters = stores.dead_letters
+_middleware = [
+    AgeLimit(),
+    TimeLimit(interval=100),
+    ShutdownNotifications(notify_shutdown=True),
+    Callbacks(),
+    Pipelines(),
+    GroupCallbacks(limits),
+    Results(backend=results),
+    CurrentMessage(),
+]
+broker: Any
+deliveries = None
+if "ENDS_RABBITMQ" in os.environ:
+    broker = RabbitmqBroker(url=os.environ["ENDS_RABBITMQ"], confirm_delivery=True, middleware=_middleware)
+    deliveries = stores.deliveries
+else:
+    broker = RedisBroker(url=_url, heartbeat_timeout=HEARTBEAT, middleware=_middleware)
 install(
     broker,
     Classify(builtin=False),
-    JitterBackoff(min_backoff=100, max_backoff=500, log="summary"),
+    JitterBackoff(min_backoff=100, max_backoff=500, log="summary", deliveries=deliveries),
     DeadLetter(letters, on_dead_letter="on_dead_letter"),
 )
 dramatiq.set_broker(broker)
@@ -161,4 +166,5 @@ def send(point: str) -> dramatiq.Message[Any]:
         }
     elif name == "exhausted":
         options = {"on_failure": "on_failure", "on_retry_exhausted": "on_retry_exhausted"}
-    return broker.enqueue(message.copy(queue_name=point, options=options))
+    sent: dramatiq.Message[Any] = broker.enqueue(message.copy(queue_name=point, options=options))
+    return sent
