@@ -43,7 +43,7 @@ def table_of(outcomes: Mapping[Cell, Outcome]) -> str:
                 str(due.code),
                 "finished" if due.finished else "back in its queue" if due.reached else "redelivered by the broker",
                 *(_right(outcomes, [cell for cell in cells if cell.target == target]) for target in targets),
-                str(took) if took else "·",
+                str(took) if due.reached else "·",
             ]
         )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
