@@ -182,6 +182,9 @@ def test_a_crash_is_held_against_a_message_for_a_while(crashes: CrashStore) -> N
     assert {"both": 2, "new": 1} == dict(crashes.suspects(since=T0 + 1))
     assert 1 == len(crashes.history("both", since=T0 + 1).crashes)
     assert {"both": 2, "new": 1} == dict(crashes.suspects(since=T0)), "what was forgotten does not come back"
+    die(crashes, "r", "old", now=T0 + 20_000)
+    assert 1 == crashes.suspects(since=T0)["old"]
+    assert 1 == len(crashes.history("old", since=0).crashes)
 
 
 def test_the_last_crash_counts_in_whatever_order_the_dead_are_found(crashes: CrashStore) -> None:
