@@ -17,6 +17,7 @@ from dramatiq.logging import get_logger
 
 from . import clock, host
 from .boot_log import say
+from .checks import guards_of
 from .errors import SetupError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _servers(broker: Broker) -> Iterator[tuple[str, Callable[[], object]]]:
     if ping is not None:
         yield "its broker", ping
     seen: list[object] = []
-    for middleware in broker.middleware:
+    for middleware in guards_of(broker):
         for name in _NAMES:
             store: Any = getattr(middleware, name, None)
             if store is not None and hasattr(store, "ping") and not any(store is each for each in seen):

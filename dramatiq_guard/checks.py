@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dramatiq import Broker
 
-__all__ = ["CHECKS", "Problem", "Setup", "problems", "run"]
+__all__ = ["CHECKS", "Problem", "Setup", "guards_of", "problems", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,16 @@ def problems(setup: Setup) -> Iterator[Problem]:
         yield from check(setup)
 
 
+def guards_of(broker: Broker) -> list[Any]:
+    """The guard middlewares of a broker.
+
+    By their place in the stack: a user's own middleware may well have an attribute of the name of something of ours.
+    """
+    return [m for m in broker.middleware if isinstance(getattr(type(m), "place", None), int)]
+
+
 def _guards(setup: Setup) -> list[Any]:
-    return [middleware for middleware in setup.broker.middleware if hasattr(middleware, "place")]
+    return guards_of(setup.broker)
 
 
 def one_retry_middleware(setup: Setup) -> Iterator[Problem]:

@@ -65,7 +65,7 @@ class Stack:
     def assemble(self) -> None:
         """Collect what the broker's middlewares contribute."""
         self.interrupts, self._time_limit, self._notifications = substitute(self.broker)
-        middlewares: list[Any] = list(self.broker.middleware)
+        middlewares = checks.guards_of(self.broker)
         layers = tuple(m.around for m in middlewares if hasattr(m, "around"))
         decider: Any = next((m for m in middlewares if hasattr(m, "decide")), None)
         noters = (FollowUps(self.broker), *(m for m in reversed(middlewares) if hasattr(m, "note")))
@@ -101,7 +101,7 @@ class Stack:
             self.upkeep.start()
         elif kind == "rabbitmq":
             host.rabbitmq_bound_client(self.broker)
-        for middleware in self.broker.middleware:
+        for middleware in checks.guards_of(self.broker):
             opens = getattr(middleware, "open_letterbox", None)
             if opens is not None:
                 opens(self.broker)
