@@ -27,9 +27,15 @@ class Store:
             raise self.error
 
 
+class Guard(SimpleNamespace):
+    """A middleware of the stack."""
+
+    place = 3
+
+
 def on(broker, **stores):
     """Put a middleware with stores on a broker."""
-    broker.middleware.append(SimpleNamespace(**stores))
+    broker.middleware.append(Guard(**stores))
     return broker
 
 
@@ -52,7 +58,7 @@ def test_a_store_that_is_down_is_waited_for_and_that_is_said(broker, virtual, ca
     assert wait_for_servers(broker, lambda: False)
 
     assert sum(virtual.waits) == 12_500
-    assert caplog.text.count("waits for the store of SimpleNamespace") == 3
+    assert caplog.text.count("waits for the store of Guard") == 3
     assert caplog.text.count("connection refused") == 3
     assert caplog.text.count("All servers answer") == 1
 
