@@ -48,6 +48,9 @@ _HOST: Final = socket.gethostname()
 #: How long, in milliseconds, to wait for the end of a process on this machine that has just dropped a message.
 _DYING: Final = 500
 
+#: How long, in milliseconds, deaths still count once a process has been told to end.  Docker kills after 10 s.
+_LEAVES_AFTER: Final = 5_000
+
 #: What a store says when it is out, or has been taken down under us.
 _OUT: Final = (StoreError, SetupError)
 
@@ -110,6 +113,19 @@ class Quarantine:
         """Give the first sign of life, and go on giving them."""
         self.beat()
         threading.Thread(target=self._run, name="dramatiq-guard-quarantine", daemon=True).start()
+
+    def leave_soon(self) -> None:
+        """The process has been told to end: what is at work for a while longer, and is killed then, is no crash.
+
+        Not at once: a message that kills this process now kills it all the same.  Not at the end: an orchestrator that
+        grants less time than the deadlines need kills it before.
+        """
+
+        def run() -> None:
+            clock.wait(self._closed, _LEAVES_AFTER)
+            self.leave()
+
+        threading.Thread(target=run, name="dramatiq-guard-leave", daemon=True).start()
 
     def leave(self) -> None:
         """The process ends knowingly: what it had begun, and what it may still begin, is no crash."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dramatiq.asyncio import get_event_loop_thread
 from dramatiq.logging import get_logger
-from dramatiq.middleware import Shutdown
+from dramatiq.middleware import MiddlewareError, Shutdown
 
 from .. import host, telemetry
 from ..boot_brake import BootBrake
@@ -134,6 +134,17 @@ class CrashOnFatal(GuardMiddleware):
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         super().before_worker_boot(broker, worker)
+        try:
+            self._boot(broker, worker)
+        except MiddlewareError:
+            raise
+        except Exception as error:
+            # Dramatiq would go on without (H11), and nobody would know.
+            raise SetupError(
+                f"CrashOnFatal could not start, and the worker does not start without: {error!r}"
+            ) from error
+
+    def _boot(self, broker: Broker, worker: Worker) -> None:
         stack = stack_of(broker)
         stack.exit.install(worker)
         brake = BootBrake() if host.in_command_line_worker() else None
@@ -182,7 +193,7 @@ class CrashOnFatal(GuardMiddleware):
         )
         quarantine.start()
         # However the process leaves from then on, it does so knowingly: what it had begun is no crash.
-        stack.exit.heralds.append(lambda _: threading.Thread(target=quarantine.leave, daemon=True).start())
+        stack.exit.heralds.append(lambda _: quarantine.leave_soon())
         stack.exit.farewells.append(quarantine.leave)
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:

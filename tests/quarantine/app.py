@@ -10,6 +10,7 @@ All is set by the environment, so that one module serves every test:
 `QUARANTINE_LEDGER`    the file that jobs write to
 `QUARANTINE_STACK`     ``guard``, or ``stock`` for Dramatiq by itself
 `QUARANTINE_OPTIONS`   options of `CrashOnFatal`, in JSON
+`QUARANTINE_SOFT`      the soft deadline in milliseconds; the hard one is three seconds later
 =====================  ===============================================================================================
 """
 
@@ -45,6 +46,7 @@ from dramatiq_guard import (
 
 NAME = os.environ["QUARANTINE_NAME"]
 KIND = os.environ["QUARANTINE_BROKER"]
+SOFT = int(os.environ.get("QUARANTINE_SOFT", "3000"))
 
 _middleware: list[Any] = [*(kind() for kind in default_middleware if kind.__name__ != "Prometheus"), AsyncIO()]
 
@@ -74,13 +76,15 @@ if os.environ.get("QUARANTINE_STACK", "guard") == "guard":
     install(
         broker,
         Classify(fatal=[Unfit]),
-        JitterBackoff(min_backoff=60_000, max_backoff=60_000),
+        JitterBackoff(
+            min_backoff=60_000, max_backoff=60_000, deliveries=stores.deliveries if KIND != "redis" else None
+        ),
         DeadLetter(stores.dead_letters),
         CrashOnFatal(
             stores.deliveries,
             **{"heartbeat": 300, "max_crashes": 3, **json.loads(os.environ.get("QUARANTINE_OPTIONS", "{}"))},
         ),
-        GracefulShutdown(soft_deadline=3_000, hard_deadline=6_000),
+        GracefulShutdown(soft_deadline=SOFT, hard_deadline=SOFT + 3_000),
     )
 dramatiq.set_broker(broker)
 
@@ -183,11 +187,6 @@ def _kill_an_idle_one() -> None:
         time.sleep(0.02)
 
 
-def get_stuck() -> None:
-    """Run on past the time limit, in C."""
-    time.sleep(2.5)
-
-
 def hold_the_interpreter() -> None:
     """Sleep in C without letting go of the interpreter's lock: no other thread of the process runs."""
     ctypes.PyDLL(None).sleep(60)
@@ -204,7 +203,6 @@ FAULTS = {
     "Unfit": lambda: _raise(Unfit("the card reader is gone")),
     "thread": die_in_a_thread,
     "worker thread": kill_a_worker_thread,
-    "stuck": get_stuck,
     "memory": lambda: KEPT.append(b"x" * (300 * 2**20)),
     "held": hold_the_interpreter,
 }
@@ -214,12 +212,19 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-@dramatiq.actor(queue_name=NAME, time_limit=1_000)
+@dramatiq.actor(queue_name=NAME)
 def faulty(key: str, kind: str) -> None:
     """Meets a fatal error."""
     note("began", key)
     FAULTS[kind]()
     note("finished", key)
+
+
+@dramatiq.actor(queue_name=NAME, time_limit=1_000)
+def hanging(key: str, kind: str) -> None:
+    """Runs on past its time limit, in C, where no interrupt arrives."""
+    note("began", key)
+    time.sleep(2.5)
 
 
 @dramatiq.actor(queue_name=NAME)

@@ -55,7 +55,7 @@ FAULTS = (
     Fault("faulty", "worker thread", "(WorkerThread) has died", retried=False),
     Fault("faulty", "memory", "of memory, more than max_memory=", retried=False, options={"max_memory": 250 * 2**20}),
     Fault(
-        "faulty", "stuck", "a job is stuck past its time limit", options={"stuck_after": 100, "stuck_is_fatal": True}
+        "hanging", "stuck", "a job is stuck past its time limit", options={"stuck_after": 100, "stuck_is_fatal": True}
     ),
 )
 
@@ -125,7 +125,7 @@ def test_an_unfit_process_leaves_with_70_and_loses_nothing(fault: Fault, ended) 
 def test_a_stuck_job_is_said_with_its_stack(valkey) -> None:
     """Once, with the line that it hangs at; unless somebody asks for more, the process goes on."""
     with fleet("redis", valkey.url, valkey.url, threads=2, stuck_after=100) as workers:
-        stuck = workers.send("faulty", "fault", "stuck")
+        stuck = workers.send("hanging", "fault", "stuck")
         command = workers.start()
         workers.wait_noted("began")
         workers.send("innocent", "beside", 0)
@@ -134,7 +134,7 @@ def test_a_stuck_job_is_said_with_its_stack(valkey) -> None:
         wait_until(lambda: "fault" in workers.lying() and not workers.held(), 20, workers.story)
 
         assert f"The job of message '{stuck.message_id}'" in command.log
-        assert "in get_stuck" in command.log
+        assert "in hanging" in command.log
         assert 1 == command.log.count("past its time limit")
         assert [] == workers.codes
         assert command.process is not None
@@ -172,8 +172,9 @@ def test_an_orphan_leaves(valkey) -> None:
 
 
 def test_a_process_that_leaves_by_itself_has_not_crashed(valkey) -> None:
-    """Neither one that was told to stop, nor one that was killed while it was stopping."""
+    """Neither one that was told to stop, nor one that was killed since it took too long over that."""
     with fleet("redis", valkey.url, valkey.url, threads=2) as workers:
+        workers.environment["QUARANTINE_SOFT"] = "60000"
         workers.send("innocent", "long", 600)
         command = workers.start()
         workers.wait_noted("began")
