@@ -9,6 +9,7 @@ import pytest
 
 from dramatiq_guard.killpoints import reaching
 from dramatiq_guard.stores.memory.deliveries import MemoryDeliveries
+from dramatiq_guard.wiring import stack_of
 from tests.support.proxy import FaultyProxy
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
@@ -77,13 +78,28 @@ def test_confirms_of_a_retry_are_lost(
 def test_confirms_of_a_retry_are_lost_without_a_store(
     private_rabbitmq: PrivateRabbitMQ, rabbitmq_url: str, proxy: FaultyProxy
 ) -> None:
-    """Where nobody tells four copies of a retry apart, each goes the way that was planned for one, and no further."""
+    """Where no store tells the four copies of a retry apart, one process does so for itself."""
     world = World(private_rabbitmq, rabbitmq_url, proxy=proxy)
     world.send("job", fails=3)
-    for _ in range(3):
-        proxy.lose_reply(matching=DELAYED)
+    lost = [proxy.lose_reply(matching=DELAYED) for _ in range(3)]
     with world.working(threads=4):
-        wait_until(lambda: world.runs["job"] and not world.unsettled(), describe=lambda: f"{world.unsettled()}")
+        world.finish()
+        assert all(event.wait(10) for event in lost)
+        world.check()
+
+
+def test_copies_that_nobody_tells_apart_go_the_way_that_was_planned_for_one(
+    private_rabbitmq: PrivateRabbitMQ, rabbitmq_url: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if four processes had met one copy each: none is retried further than the plan."""
+    world = World(private_rabbitmq, rabbitmq_url, proxy=proxy)
+    monkeypatch.setattr(stack_of(world.broker), "seen_here", None)
+    world.send("job", fails=3)
+    lost = [proxy.lose_reply(matching=DELAYED) for _ in range(3)]
+    with world.working(threads=4):
+        assert all(event.wait(10) for event in lost)
+        wait_until(lambda: world.done["job"] >= 2, describe=lambda: f"two of the copies done: {world.done}")
+        wait_until(lambda: not world.unsettled(), describe=lambda: f"empty queues: {world.unsettled()}")
         assert 4 < world.runs["job"] <= 1 + 4 * 3
 
 

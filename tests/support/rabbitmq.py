@@ -122,15 +122,19 @@ class PrivateRabbitMQ(PrivateServer):
           AssertionError: If the server could not be reached or the code failed.
         """
         call = Path(os.path.realpath(shutil.which("erl") or "erl")).parent / "erl_call"
-        done = subprocess.run(
-            [str(call), "-sname", self.node, "-c", self.cookie, "-e"],
-            input=code + "\n",
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        # The node answers late while the machine is busy: erl_call waits for a handshake of its own for seconds only.
+        for _ in range(5):
+            done = subprocess.run(
+                [str(call), "-sname", self.node, "-c", self.cookie, "-e"],
+                input=code + "\n",
+                env=self.environment(),
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+            if "failed to connect" not in done.stdout + done.stderr:
+                break
         answer = done.stdout + done.stderr
         assert done.returncode == 0, f"erl_call {self.node}: status {done.returncode}: {answer}"
         assert answer.startswith("{ok,"), f"{code} answered {answer}"
