@@ -59,7 +59,8 @@ def stopped(seconds: float) -> Callable[[PrivateRabbitMQ, Stages], None]:
 
 
 def killed(rabbitmq: PrivateRabbitMQ, stages: Stages) -> None:
-    """An outage: the server is killed, and started again."""
+    """An outage: the server is killed, and started again; that it has the queues was written down before."""
+    rabbitmq.erlang("mnesia:sync_log().")
     rabbitmq.kill()
     stages.opened.set()
     rabbitmq.start()
