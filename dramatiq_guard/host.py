@@ -6,6 +6,7 @@ When upstream moves one of them, this is the file to mend; `tests/host_facts` fa
 from __future__ import annotations
 
 import ctypes
+import sys
 from contextlib import contextmanager
 from threading import Event, get_ident
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ from uuid import uuid4
 from dramatiq import Message
 from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
 from dramatiq.common import dq_name, q_name
-from dramatiq.errors import ConnectionClosed
+from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.middleware import SkipMessage
 from dramatiq.threading import is_gevent_active, raise_thread_exception
 
@@ -45,6 +46,7 @@ __all__ = [
     "publishes_unconfirmed",
     "rabbitmq_bound_client",
     "rabbitmq_publish_once",
+    "rabbitmq_undecodable",
     "raise_thread_exception",
     "redis_ack",
     "redis_ack_set",
@@ -533,3 +535,21 @@ def _rabbitmq_probe(broker: Any) -> None:
         # With a body: what has none is taken all the same.
         broker.channel.basic_publish(exchange="", routing_key=_NOWHERE, body=b"probe", mandatory=False)
         broker.__dict__.pop(_BLOCKED, None)
+
+
+def rabbitmq_undecodable(consumer: Any, bury: Callable[[DecodeError], object]) -> None:
+    """Be told of what a consumer cannot decode: it nacks it before anybody sees it, in the handling of the error.
+
+    Parameters:
+      consumer(Consumer): Dramatiq's consumer.
+      bury(Callable[[DecodeError], object]): Called before the nack; if it raises, the message stays unacked.
+    """
+    nack = consumer._nack
+
+    def bury_and_nack(tag: int) -> None:
+        error = sys.exception()
+        if isinstance(error, DecodeError):
+            bury(error)
+        nack(tag)
+
+    consumer._nack = bury_and_nack

@@ -24,6 +24,7 @@ from .consumer import GuardedConsumer
 from .delivery import delivery_of
 from .errors import SettlementHeld
 from .killpoints import reach
+from .settlement import is_outage
 from .underway import Copy
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from dramatiq import Message
     from dramatiq.broker import Consumer, MessageProxy
+    from dramatiq.errors import DecodeError
 
     from .delivery import Delivery
     from .wiring import Stack
@@ -52,6 +54,7 @@ class RabbitmqConsumer(GuardedConsumer):
     def __init__(self, inner: Consumer, stack: Stack, queue_name: str) -> None:
         super().__init__(inner, stack, queue_name)
         self.logger = get_logger("dramatiq_guard", "rabbitmq_consumer")
+        host.rabbitmq_undecodable(inner, self._bury)
 
     def __next__(self) -> MessageProxy | None:
         if self.stack.draining:
@@ -137,6 +140,17 @@ class RabbitmqConsumer(GuardedConsumer):
         except Exception as error:
             # Whatever it is: any other error ends the consumer's thread.
             raise ConnectionClosed(error) from error
+
+    def _bury(self, error: DecodeError) -> None:
+        """Have a letter written for what cannot be decoded; it is nacked then, and not before."""
+        self.logger.error("A message of queue %r cannot be decoded and becomes a dead letter.", self.queue_name)
+        try:
+            self.stack.bury_undecodable(error.data, self.queue_name, None, error)
+        except Exception as refusal:
+            if is_outage(refusal):
+                raise ConnectionClosed(refusal) from refusal
+            # The broker's copy is what is left; the queue must not hang on a letter that nobody takes.
+            self.logger.critical("No letter could be written of a message that held %r.", error.data, exc_info=True)
 
     def _settle(self, message: MessageProxy, name: str) -> None:
         delivery = delivery_of(message)

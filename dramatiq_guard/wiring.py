@@ -112,7 +112,7 @@ class Stack:
         if self.upkeep is not None:
             self.upkeep.close()
 
-    def bury_undecodable(self, raw: bytes, queue_name: str, broker_id: str, error: BaseException) -> None:
+    def bury_undecodable(self, raw: bytes, queue_name: str, broker_id: str | None, error: BaseException) -> None:
         """Have a letter written for a message that nobody can decode; without DeadLetter the broker's copy is all."""
         for undertaker in self.undertakers:
             undertaker.bury_undecodable(self.broker, raw, queue_name, broker_id, error)

@@ -213,7 +213,7 @@ class DeadLetter(GuardMiddleware):
             )
 
     def bury_undecodable(
-        self, broker: Broker, raw: bytes, queue_name: str, broker_id: str, error: BaseException
+        self, broker: Broker, raw: bytes, queue_name: str, broker_id: str | None, error: BaseException
     ) -> None:
         """Write the letter of a message that cannot be decoded: what the broker held is all that is known."""
         evidence = describe_error(error, redact=self.redaction.text)

@@ -3,6 +3,7 @@ see it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from dramatiq.brokers.rabbitmq import (
     _RabbitmqConsumer,
     _RabbitmqMessage,
 )
-from dramatiq.errors import ConnectionClosed
+from dramatiq.errors import ConnectionClosed, DecodeError
 
 from .rig import Recorder
 
@@ -228,6 +229,26 @@ def test_an_undecodable_message_is_nacked_without_any_hook(
     connection.run_callbacks()
     assert [("nack", 1)] == connection._channel.settled
     assert [] == recorder.journal
+
+
+def test_what_cannot_be_decoded_is_nacked_by_a_method_of_the_consumer_while_its_error_is_handled(
+    connections: list[Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Private: _nack is looked up on the consumer, and sys.exception() in it is the DecodeError with what came; so a
+    letter can be written first."""
+    monkeypatch.setattr(
+        Channel,
+        "consume",
+        lambda *_, **__: iter([(SimpleNamespace(delivery_tag=1, redelivered=False), None, b"not a message")]),
+    )
+    consumer, _ = consume(RabbitmqBroker(middleware=[]))
+    seen: list[Any] = []
+    monkeypatch.setattr(consumer, "_nack", lambda tag: seen.append((tag, sys.exception())))
+
+    assert next(consumer) is None
+    [(tag, error)] = seen
+    assert isinstance(error, DecodeError)
+    assert (1, b"not a message") == (tag, error.data)
 
 
 def test_a_lost_reply_multiplies_copies_inside_one_enqueue(

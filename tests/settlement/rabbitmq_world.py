@@ -243,7 +243,7 @@ class World:
     @property
     def buried(self) -> Counter[str]:
         """The jobs that left a letter."""
-        return Counter(letter.args[0] for letter in self.letters.page(limit=500).letters)
+        return Counter(letter.args[0] for letter in self.letters.page(limit=500).letters if letter.args)
 
     def waiting(self) -> int:
         """How many messages lie ready on the queue and the delay queue."""

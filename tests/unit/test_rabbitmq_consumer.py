@@ -54,6 +54,9 @@ class Channel:
         self.known_tags.remove(message._tag)
         self._send("nack", message._tag)
 
+    def _nack(self, tag):
+        self._send("nack", tag)
+
     def basic_nack(self, tag, requeue):
         self._send("requeue" if requeue else "nack", tag)
 
