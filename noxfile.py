@@ -139,3 +139,10 @@ def quarantine(session: nox.Session) -> None:
     """Poison of every kind on every broker, ten times each: about an hour."""
     _install(session, "all", "test")
     session.run("pytest", "-m", "matrix", "tests/quarantine", *session.posargs)
+
+
+@nox.session
+def rolling_deploy(session: nox.Session) -> None:
+    """Twenty restarts of two masters while five thousand messages with effects run."""
+    _install(session, "all", "test")
+    session.run("python", "-m", "tests.exits.rolling", *session.posargs)
