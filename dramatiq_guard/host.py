@@ -505,7 +505,7 @@ def _rabbitmq_reached(broker: Any, canonical_queue: str) -> Iterator[None]:
             broker.queues_pending.add(canonical_queue)
         if isinstance(error, pika.exceptions.ConnectionBlockedTimeout):
             broker.__dict__[_BLOCKED] = True
-        del broker.connection
+        _rabbitmq_hang_up(broker)
         raise ConnectionClosed(error) from error
 
 
@@ -522,7 +522,18 @@ def _rabbitmq_reconnect(broker: Any) -> None:
     except Exception:  # noqa: BLE001 - as above
         usable = False
     if not usable:
-        del broker.connection
+        _rabbitmq_hang_up(broker)
+
+
+def _rabbitmq_hang_up(broker: Any) -> None:
+    """Have this thread's connection opened anew the next time."""
+    for _ in range(2):
+        try:
+            del broker.connection
+        except KeyError:
+            # A channel that broke as it was opened: Dramatiq had not noted it yet, and has let go of it only now.
+            continue
+        return
 
 
 def _rabbitmq_probe(broker: Any) -> None:
