@@ -21,6 +21,7 @@ import redis
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware.time_limit import _CtypesTimeoutManager
 from dramatiq.middleware import raise_thread_exception
 
 from dramatiq_guard.testing.valkey import PrivateValkey
@@ -205,6 +206,19 @@ def rabbitmq_broker(rabbitmq_url: str) -> Iterator[RabbitmqBroker]:
 
 
 # -- In memory -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _no_time_limit_outlives_its_test() -> Iterator[None]:
+    """Take back the time limits that plain Dramatiq keeps for worker threads that have died.
+
+    Ten minutes later it would raise in whichever thread has got the number of the dead one by then.
+    """
+    yield
+    for thread in threading.enumerate():
+        if isinstance(thread, _CtypesTimeoutManager):
+            with thread.mu:
+                thread.deadlines.clear()
 
 
 @pytest.fixture(autouse=True)

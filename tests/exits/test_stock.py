@@ -22,6 +22,6 @@ def test_stock_strands_what_a_process_group_was_at(on_redis) -> None:
             run.send("short", f"delayed-{number}", delay=600_000)
         run.wait_begun(2)
         run.signal("TERM", "group")
-        assert 1 == run.workers.wait()
+        assert 1 == run.workers.wait(90)
         held = {message.args[0] for message in run.broker.look().held}
         assert len({key for key in held if key.startswith("job")}) >= 2
