@@ -21,8 +21,8 @@ import redis
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware.time_limit import _CtypesTimeoutManager
 from dramatiq.middleware import raise_thread_exception
+from dramatiq.middleware.time_limit import _CtypesTimeoutManager
 
 from dramatiq_guard.testing.valkey import PrivateValkey
 from tests.support.postgres import PrivatePostgres
