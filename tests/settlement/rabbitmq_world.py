@@ -12,7 +12,6 @@ from typing import Any
 
 import dramatiq
 import pika
-import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.middleware import (
     AgeLimit,
@@ -32,7 +31,7 @@ from tests.support.proxy import FaultyProxy
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
-__all__ = ["Refused", "World", "dead", "impatient", "unsettled"]
+__all__ = ["Refused", "World", "dead", "unsettled"]
 
 #: Short waits, so that four attempts end within seconds.
 BACKOFF: dict[str, Any] = {"min_backoff": 200, "max_backoff": 600}
@@ -40,12 +39,6 @@ BACKOFF: dict[str, Any] = {"min_backoff": 200, "max_backoff": 600}
 
 class Refused(Exception):
     """What a job dies of that must not be tried again."""
-
-
-def impatient(patch: pytest.MonkeyPatch) -> None:
-    """Let consumers come back sooner than Dramatiq's three seconds, and stock settlements than its five."""
-    patch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.5)
-    patch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.5)
 
 
 def unsettled(rabbitmq: PrivateRabbitMQ, url: str) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from dramatiq.middleware import Middleware
 
 from tests.support.rabbitmq import PrivateRabbitMQ
@@ -15,6 +16,8 @@ from tests.support.workers import Workers
 
 from .rabbitmq_jobs import Jobs, send
 from .rabbitmq_world import World
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 #: In a URL: how long a publisher waits, in seconds, where the stack would choose ten.
 SOON = "?blocked_connection_timeout=2"

@@ -13,7 +13,9 @@ from dramatiq.middleware import Middleware, SkipMessage
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
-from .rabbitmq_world import World, impatient
+from .rabbitmq_world import World
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 WHATS = ("enqueue", "process_message", "ack", "nack", "delay_message")
 HOOKS = [*(f"{side}_{what}" for what in WHATS for side in ("before", "after")), "after_skip_message"]
@@ -90,12 +92,9 @@ def test_a_users_middleware_is_not_taken_for_one_of_the_stack(
         world.check()
 
 
-def test_a_listener_hears_what_it_hears_on_plain_dramatiq(
-    private_rabbitmq: PrivateRabbitMQ, rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listener_hears_what_it_hears_on_plain_dramatiq(private_rabbitmq: PrivateRabbitMQ, rabbitmq_url: str) -> None:
     """Each copy of each job goes through the same hooks in the same order; only the copy that a failed attempt owes is
     enqueued between its before_ack and its after_ack."""
-    impatient(monkeypatch)
     stack = _listen(private_rabbitmq, rabbitmq_url, stock=False)
     stock = _listen(private_rabbitmq, rabbitmq_url, stock=True)
 

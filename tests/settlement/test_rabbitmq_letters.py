@@ -11,12 +11,13 @@ from dramatiq_guard.testing.valkey import PrivateValkey
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
-from .rabbitmq_world import World, impatient
+from .rabbitmq_world import World
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dramatiq_guard.letterbox._DELAY", 500)
 
 

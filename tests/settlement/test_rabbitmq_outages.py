@@ -13,15 +13,12 @@ from dramatiq_guard.killpoints import reaching
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
-from .rabbitmq_world import World, impatient
+from .rabbitmq_world import World
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 #: Where the outage is to find a message each.
 STAGES = ("before-retry", "after-retry", "before-letter", "before-ack", "before-nack", "before-promote")
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch)
 
 
 class Stages:

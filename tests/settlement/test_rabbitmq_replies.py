@@ -14,15 +14,12 @@ from tests.support.proxy import FaultyProxy
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
-from .rabbitmq_world import World, impatient
+from .rabbitmq_world import World
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 #: What only the copy of a retry has that is published to the delay queue, and what only the one that is moved from it.
 DELAYED, SECOND_RETRY = b'"eta":', b'"retries":2'
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch)
 
 
 @pytest.fixture

@@ -7,12 +7,9 @@ import pytest
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
-from .rabbitmq_world import World, impatient
+from .rabbitmq_world import World
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def _run_jobs(world: World) -> None:

@@ -10,14 +10,11 @@ import pytest
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 
-from .rabbitmq_world import World, impatient
+from .rabbitmq_world import World
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 RUBBISH = (b"\x00 not json", b"{}", b'{"queue_name": "default"}', b"[1]")
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient(monkeypatch)
 
 
 def _put(url: str, queue_name: str, *bodies: bytes) -> None:
