@@ -220,7 +220,7 @@ def _faults(
                 yield Fault.NO_REASON
             elif job.ends == "dead" and letter.reason != job.reason:
                 yield Fault.WRONG_REASON
-            if mine and mine[-1].incident not in letter.evidence:
+            if mine and not any(request.incident in letter.evidence for request in _final(mine, killed)):
                 yield Fault.NO_FINAL_ERROR
         case _:
             pass
@@ -231,6 +231,12 @@ def _faults(
         yield Fault.NEEDLESS
     if fate is Fate.DEAD and len(mine) < job.requests:
         yield Fault.TOO_FEW
+
+
+def _final(mine: list[Request], killed: frozenset[int]) -> list[Request]:
+    """The answers that may have ended it: the last one, or one after which the worker wrote its letter and was killed."""
+    since = len(mine) - 1 - _kills(mine, killed)
+    return [mine[-1], *(request for request in mine[max(0, since) : -1] if request.pid in killed)]
 
 
 def _kills(mine: list[Request], killed: frozenset[int]) -> int:

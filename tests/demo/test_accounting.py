@@ -74,6 +74,15 @@ def test_the_death_that_a_killed_worker_wrote_down_counts():
     assert judge(job, seen, [Letter("a", "exhausted", "<a#2>")], killed=frozenset({7})) == (Fate.DEAD, frozenset())
 
 
+def test_a_letter_may_name_the_answer_after_which_its_worker_was_killed():
+    """A worker wrote the letter, was killed before its nack, and the message died once more; of an answer before that
+    one, or of one that another worker got, the letter may not speak."""
+    seen = [Request("a", 422, "<a#1>", 7), Request("a", 422, "<a#2>", 8)]
+
+    assert judge(DEAD, seen, [Letter("a", "permanent", "<a#1>")], killed=frozenset({7})) == (Fate.DEAD, frozenset())
+    assert Fault.NO_FINAL_ERROR in judge(DEAD, seen, [Letter("a", "permanent", "<a#1>")], killed=frozenset({9}))[1]
+
+
 def test_a_planned_death_needs_its_reason_and_its_final_error():
     """The letter must give the reason code that was planned and name the answer that ended it."""
     assert judge(DEAD, asked(422), [Letter("a", "permanent", "… <a#1> …")]) == (Fate.DEAD, frozenset())
