@@ -234,7 +234,7 @@ def _faults(
 
 
 def _final(mine: list[Request], killed: frozenset[int]) -> list[Request]:
-    """The answers that may have ended it: the last one, or one after which the worker wrote its letter and was killed."""
+    """The answers that may have ended it: the last one, or one whose worker wrote the letter and was killed then."""
     since = len(mine) - 1 - _kills(mine, killed)
     return [mine[-1], *(request for request in mine[max(0, since) : -1] if request.pid in killed)]
 
