@@ -23,7 +23,7 @@ from dramatiq.logging import get_logger
 from dramatiq.worker import ConsumerThread
 
 from . import clock
-from .delivery import delivery_of
+from .delivery import delivery_of, let_go
 from .errors import SettlementHeld
 from .killpoints import reach
 
@@ -123,6 +123,7 @@ class Settler:
             except BaseException:
                 self.logger.exception("A hook was hit after delayed message %r had been moved.", message.message_id)
             else:
+                let_go(delivery_of(message))
                 return
 
     def _settle(self, thread: Any, message: MessageProxy) -> None:

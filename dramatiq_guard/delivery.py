@@ -73,6 +73,8 @@ class Delivery:
 
     Attributes:
       message(MessageProxy): Dramatiq's own proxy.
+      message_id(str): The id of the message, the same over all its attempts.
+      actor_name(str): The name of its actor, which may be unknown.
       options(Mapping[str, Any]): The options as they were decoded; copies are built from these, so that what is done
         to the message in memory never travels.
       consumer(object | None): The consumer that delivered it; ``None`` where there is none (eager brokers).
@@ -80,6 +82,7 @@ class Delivery:
 
     __slots__ = (
         "acked",
+        "actor_name",
         "began",
         "carrier",
         "consumer",
@@ -92,6 +95,7 @@ class Delivery:
         "holds",
         "interrupts",
         "message",
+        "message_id",
         "moved",
         "noted",
         "options",
@@ -114,6 +118,8 @@ class Delivery:
 
     def __init__(self, message: MessageProxy, consumer: object | None = None) -> None:
         self.message = message
+        self.message_id: str = message.message_id
+        self.actor_name: str = message.actor_name
         self.consumer = consumer
         self.options: Mapping[str, Any] = dict(message.options)
         #: Set by the seam's hooks: the wiring of the broker, and whether processing has begun.
@@ -162,11 +168,6 @@ class Delivery:
         self.started_at = 0
 
     @property
-    def message_id(self) -> str:
-        """The id of the message, the same over all its attempts."""
-        return self.message.message_id
-
-    @property
     def attempt(self) -> int:
         """Which attempt this is, from 1; deferrals and interruptions are not attempts."""
         return self.retries + 1
@@ -191,7 +192,7 @@ class Delivery:
         return None if self.interrupts is None else self.interrupts.time_left()
 
     def __repr__(self) -> str:
-        return f"Delivery({self.message.actor_name} {self.message_id}, attempt {self.attempt})"
+        return f"Delivery({self.actor_name} {self.message_id}, attempt {self.attempt})"
 
 
 def count(value: object) -> int:
@@ -223,6 +224,12 @@ def stamp(message: MessageProxy, consumer: object | None) -> Delivery:
     delivery = Delivery(message, consumer)
     message.__dict__[_ATTRIBUTE] = delivery
     return delivery
+
+
+def let_go(delivery: Delivery) -> None:
+    """Untie a delivery that is over from its message: both are freed at once, and not by the garbage collector."""
+    delivery.message.__dict__.pop(_ATTRIBUTE, None)
+    delivery.dues.clear()
 
 
 #: The delivery that runs in this context, if any.

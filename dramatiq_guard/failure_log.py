@@ -76,7 +76,7 @@ class FailureLog(logging.Filter):
         record.args = (
             delivery.attempt,
             delivery.message_id,
-            delivery.message.actor_name,
+            delivery.actor_name,
             kind,
             text,
             place,

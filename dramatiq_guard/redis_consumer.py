@@ -244,8 +244,9 @@ class RedisConsumer(GuardedConsumer):
             raise ConnectionClosed(error) from error
 
     def _release(self, message: MessageProxy) -> None:
-        self.held.discard(message.options["redis_message_id"])
-        self.inner.queued_message_ids.discard(message.message_id)
+        delivery = delivery_of(message)
+        self.held.discard(delivery.options["redis_message_id"])
+        self.inner.queued_message_ids.discard(delivery.message_id)
 
     def _forget_parts(self, message: MessageProxy) -> None:
         """Remove the note of the parts that were sent; it would expire by itself."""

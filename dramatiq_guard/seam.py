@@ -130,12 +130,7 @@ def wrap(actor: Actor[Any, Any]) -> None:
     @functools.wraps(function)
     def seam(*args: Any, **kwargs: Any) -> Any:
         delivery = peek()
-        if (
-            delivery is None
-            or delivery.entered
-            or delivery.consumer is None
-            or delivery.message.actor_name != actor_name
-        ):
+        if delivery is None or delivery.entered or delivery.consumer is None or delivery.actor_name != actor_name:
             return function(*args, **kwargs)
         return delivery.stack.seam.run(delivery, function, args, kwargs)
 

@@ -236,7 +236,7 @@ class Settlement:
         self.logger.error(
             "Message %r of actor %r: %s failed %d times and is given up: %r",
             delivery.message_id,
-            delivery.message.actor_name,
+            delivery.actor_name,
             due.name,
             due.tries,
             error,

@@ -148,7 +148,7 @@ class Stack:
         return bool(consumer.admits(delivery))
 
     def _arm(self, delivery: Delivery) -> Run:
-        options = self.broker.actors[delivery.message.actor_name].options
+        options = self.broker.actors[delivery.actor_name].options
         time_limit = notify = None
         if self._time_limit is not None:
             time_limit = delivery.options.get("time_limit")

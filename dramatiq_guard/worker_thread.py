@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dramatiq.logging import get_logger
 
 from . import host
-from .delivery import delivery_of
+from .delivery import delivery_of, let_go
 
 if TYPE_CHECKING:
     from dramatiq.broker import MessageProxy
@@ -55,6 +55,8 @@ def _process(thread: Any, message: MessageProxy) -> None:
         _finish(thread, message, error)
     with suppress(BaseException):  # one more may arrive in here
         host.clear_interrupt()
+        if delivery.ended:
+            let_go(delivery)
 
 
 def _finish(thread: Any, message: MessageProxy, error: BaseException) -> None:

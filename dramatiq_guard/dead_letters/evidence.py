@@ -167,30 +167,31 @@ def _format_one(error: BaseException, limit: int, source: bool, redact: Callable
     return "".join(lines)
 
 
-def _format_frames(traceback: TracebackType, limit: int, source: bool) -> Iterator[str]:
+def _format_frames(traceback: TracebackType, limit: int, source: bool) -> list[str]:
     head: list[TracebackType] = []
-    tail: deque[TracebackType] = deque(maxlen=max(1, limit - limit // 3))
-    depth = 0
     step: TracebackType | None = traceback
-    while step is not None:
-        if depth < limit // 3:
-            head.append(step)
-        else:
-            tail.append(step)
-        depth += 1
+    while step is not None and len(head) < limit:
+        head.append(step)
         step = step.tb_next
-    yield from (_format_frame(each, source) for each in head)
-    if depth > len(head) + len(tail):
-        yield f"  [… {depth - len(head) - len(tail)} frames left out …]\n"
-    yield from (_format_frame(each, source) for each in tail)
+    if step is None:
+        return [_format_frame(each, source) for each in head]
+    tail: deque[TracebackType] = deque(head[limit // 3 :], maxlen=max(1, limit - limit // 3))
+    del head[limit // 3 :]
+    left_out = 0
+    while step is not None:
+        tail.append(step)  # and the first of it falls out
+        left_out += 1
+        step = step.tb_next
+    shown = [_format_frame(each, source) for each in (*head, *tail)]
+    shown.insert(len(head), f"  [… {left_out} frames left out …]\n")
+    return shown
 
 
 def _format_frame(traceback: TracebackType, source: bool) -> str:
     code = traceback.tb_frame.f_code
-    line = traceback.tb_lineno
-    text = f'  File "{code.co_filename}", line {line}, in {code.co_qualname}\n'
+    text = f'  File "{code.co_filename}", line {traceback.tb_lineno}, in {code.co_qualname}\n'
     if source:
-        found = linecache.getline(code.co_filename, line, traceback.tb_frame.f_globals).strip()
+        found = linecache.getline(code.co_filename, traceback.tb_lineno, traceback.tb_frame.f_globals).strip()
         if found:
             text += f"    {found[:200]}\n"
     return text

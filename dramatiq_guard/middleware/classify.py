@@ -131,7 +131,7 @@ class Classify(GuardMiddleware):
         """
         if delivery.verdict is not None:
             return delivery.verdict
-        rules = self._by_actor.get(delivery.message.actor_name, self.rules)
+        rules = self._by_actor.get(delivery.actor_name, self.rules)
         verdict = rules.classify(
             error,
             call_does_not_fit=type(error) is TypeError and _does_not_fit(delivery),

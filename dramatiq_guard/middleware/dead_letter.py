@@ -177,7 +177,7 @@ class DeadLetter(GuardMiddleware):
     def _owe_withdrawal(self, delivery: Delivery) -> None:
         """Owe the withdrawal of the letter that an earlier delivery may have left; few deliveries are suspect."""
         letter_id = letter_id_of(delivery.message_id, delivery.options)
-        if not getattr(delivery.message, "redelivered", False) and not self.withdrawals.suspects(letter_id):
+        if not vars(delivery.message).get("redelivered") and not self.withdrawals.suspects(letter_id):
             return
         # Whoever skips it may do so because of another copy of the message: the letter could be that one's.
         if delivery.returned or delivery.successor is not None or (delivery.entered and not delivery.skipped):

@@ -246,7 +246,7 @@ class JitterBackoff(GuardMiddleware, Retries):
         if delivery.decision is not None:
             return delivery.decision
         message = delivery.message
-        actor = delivery.stack.broker.actors.get(message.actor_name)
+        actor = delivery.stack.broker.actors.get(delivery.actor_name)
         actor_options: Mapping[str, Any] = actor.options if actor is not None else {}
         verdict = delivery.stack.verdict(delivery, error)
         kinds: Any = message.options.get("throws") or actor_options.get("throws")
@@ -306,7 +306,7 @@ class JitterBackoff(GuardMiddleware, Retries):
         try:
             return bool(predicate(delivery.retries, error))
         except BaseException as raised:
-            name = delivery.message.actor_name
+            name = delivery.actor_name
             self.logger.error(
                 "retry_when of actor %r raised %r for message %r; the error counts as retryable.",
                 name,
@@ -393,7 +393,7 @@ class JitterBackoff(GuardMiddleware, Retries):
             self.logger.warning(
                 "Giving message %r of actor %r up (%s): %s.",
                 delivery.message_id,
-                delivery.message.actor_name,
+                delivery.actor_name,
                 decision.reason,
                 decision.why,
             )
@@ -407,7 +407,7 @@ class JitterBackoff(GuardMiddleware, Retries):
             return
         if decision.reason == "exhausted":
             broker = delivery.stack.broker
-            options = broker.actors[delivery.message.actor_name].options
+            options = broker.actors[delivery.actor_name].options
             target = delivery.options.get("on_retry_exhausted") or options.get("on_retry_exhausted")
             if target:
                 limits, _ = self.plan(options, delivery.options)

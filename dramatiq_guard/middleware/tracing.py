@@ -76,11 +76,14 @@ class Tracing(GuardMiddleware):
         result: Any = None,
         exception: BaseException | None = None,
     ) -> None:
+        delivery = delivery_of(message)
+        if delivery.span is None:
+            return
         throws = None
         if exception is not None:
             actor = broker.actors.get(message.actor_name)
             throws = message.options.get("throws") or (actor and actor.options.get("throws"))
-        telemetry.attempt_ended(delivery_of(message), exception, throws=throws)
+        telemetry.attempt_ended(delivery, exception, throws=throws)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         telemetry.attempt_ended(delivery_of(message), skipped=True)

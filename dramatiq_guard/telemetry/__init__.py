@@ -32,7 +32,7 @@ from .ends import crashed, crashes_uncounted, ended, job_stuck, quarantined
 from .handover import FLUSH_TIMEOUT, flush
 from .sends import Carrying, Sending, replaying, send_began, send_ended
 from .setup import boot, configure_telemetry
-from .signals import complain, here, meters, quiet, tracer
+from .signals import here, idle, quiet
 from .steps import (
     ack_began,
     ack_ended,
@@ -101,12 +101,7 @@ def sending(message: Message[Any], kind: str) -> Sending | Carrying:
       message(Message): The successor.
       kind(str): What it is for: ``retry``, ``defer``, ``requeue``.
     """
-    try:
-        idle = tracer() is None and meters() is None
-    except Exception:  # noqa: BLE001 - a provider is the user's
-        complain("sending")
-        idle = True
-    return Carrying() if idle else Sending(message, kind)
+    return Carrying() if idle() else Sending(message, kind)
 
 
 def promotes() -> None:

@@ -24,7 +24,7 @@ from ..delivery import carrier_of, count
 from . import exceptions, names
 from .carrier import AVAILABLE, PREVIOUS, STATE, below, creation_in, links_to, remote
 from .outcome import failed, outcome_of
-from .signals import drops_unsampled, here, meters, quiet, tracer
+from .signals import drops_unsampled, here, idle, meters, quiet, tracer
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -94,7 +94,6 @@ class Attempt:
             contexts.detach(token)
 
 
-@quiet
 def attempt_began(delivery: Delivery, *, link_only: bool = False) -> None:
     """A message is about to be processed on this thread.
 
@@ -102,6 +101,12 @@ def attempt_began(delivery: Delivery, *, link_only: bool = False) -> None:
       delivery(Delivery): Its delivery.
       link_only(bool): Whether the span begins a trace of its own, which only links to that of the send.
     """
+    if here.attempt is not None or not idle():
+        _begin(delivery, link_only)
+
+
+@quiet
+def _begin(delivery: Delivery, link_only: bool) -> None:
     if here.attempt is not None:
         _clear()
     spans, instruments = tracer(), meters()
@@ -130,7 +135,6 @@ def _start(
         # Nothing will come of it, and that is what everything below it has to know.
         unsampled = NonRecordingSpan(creation)
         return unsampled, set_span_in_context(unsampled, _EMPTY)
-    message = delivery.message
     # Not the thread's own context: whatever is in it belongs to somebody else.
     context = below(None if link_only else creation, _EMPTY)
     span = spans.start_span(
@@ -142,8 +146,8 @@ def _start(
             names.OPERATION_NAME: "process",
             names.OPERATION_TYPE: "process",
             names.DESTINATION: queue,
-            names.MESSAGE_ID: message.message_id,
-            names.ACTOR: message.actor_name,
+            names.MESSAGE_ID: delivery.message_id,
+            names.ACTOR: delivery.actor_name,
             names.ATTEMPT: delivery.attempt,
         },
         links_to(creation, remote(carrier.get(PREVIOUS), carrier.get(STATE))),
@@ -208,7 +212,7 @@ def _count_out(attempt: Attempt, delivery: Delivery, outcome: str | None, error_
     attributes = {
         **attempt.attributes,
         names.OPERATION_NAME: "process",
-        names.ACTOR: delivery.message.actor_name,
+        names.ACTOR: delivery.actor_name,
     }
     if outcome is not None:
         attributes[names.OUTCOME] = outcome

@@ -30,7 +30,19 @@ if TYPE_CHECKING:
     from .attempts import Attempt
     from .sends import OpenSend
 
-__all__ = ["Meters", "complain", "drops_unsampled", "here", "meters", "on_first_use", "quiet", "silent", "tracer"]
+__all__ = [
+    "Meters",
+    "complain",
+    "drops_unsampled",
+    "here",
+    "idle",
+    "meters",
+    "on_first_use",
+    "quiet",
+    "recording",
+    "silent",
+    "tracer",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -112,6 +124,27 @@ _BY_ENVIRONMENT: Final = not {OTEL_PYTHON_TRACER_PROVIDER, OTEL_PYTHON_METER_PRO
 _tracer: tuple[TracerProvider | None, Tracer | None] = (None, None)
 _drops_unsampled = False
 _meters: tuple[MeterProvider | None, Meters | None] = (None, None)
+
+
+def idle() -> bool:
+    """Whether nothing can be recorded: there is no SDK, and none is to be set up."""
+    return (
+        _trace_globals.get("_TRACER_PROVIDER", _MOVED) is None
+        and _metrics_globals.get("_METER_PROVIDER", _MOVED) is None
+        and _first_use is None
+        and not _BY_ENVIRONMENT
+    )
+
+
+def recording(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """Decorate a function that only records: it is `quiet`, and not even called where nothing can be recorded."""
+    record = quiet(function)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        return None if idle() else record(*args, **kwargs)
+
+    return call
 
 
 def tracer() -> Tracer | None:

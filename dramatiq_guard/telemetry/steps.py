@@ -15,7 +15,7 @@ from .. import clock
 from ..errors import SettlementHeld
 from . import names
 from .attempts import Attempt, attempt_of
-from .signals import complain, here, meters, quiet, tracer
+from .signals import complain, here, meters, quiet, recording, tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def _step(name: str, attributes: Callable[[], dict[str, AttributeValue | None]])
     spans.start_span(name, attributes=known).end()
 
 
-@quiet
+@recording
 def classified(*, verdict: str, rule: str, why: str, error_type: str) -> None:
     """An exception was given its verdict.
 
@@ -72,7 +72,7 @@ def classified(*, verdict: str, rule: str, why: str, error_type: str) -> None:
         instruments.classified.add(1, {names.VERDICT: verdict, names.RULE: rule, names.ERROR_TYPE: error_type})
 
 
-@quiet
+@recording
 def backed_off(
     *, delay_ms: int, strategy: str, capped: bool, retry_after_ms: int | None = None, verdict: str | None = None
 ) -> None:
@@ -103,7 +103,7 @@ def backed_off(
         instruments.retry_delay.record(delay_ms / 1000, attributes)
 
 
-@quiet
+@recording
 def dead_lettered(*, reason: str, actor: str, queue: str, fingerprint: str | None = None) -> None:
     """A message became a dead letter.
 
@@ -127,7 +127,7 @@ def dead_lettered(*, reason: str, actor: str, queue: str, fingerprint: str | Non
         instruments.dead_letters.add(1, {names.REASON: reason, names.ACTOR: actor, names.DESTINATION: queue})
 
 
-@quiet
+@recording
 def letters_purged(*, by_age: int, by_count: int) -> None:
     """Retention dropped dead letters.
 
@@ -143,7 +143,7 @@ def letters_purged(*, by_age: int, by_count: int) -> None:
             instruments.letters_purged.add(dropped, {names.BOUND: bound})
 
 
-@quiet
+@recording
 def settlement_held(*, what: str, why: str) -> None:
     """A settlement has to wait; the message stays unacked.
 
