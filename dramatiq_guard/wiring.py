@@ -85,6 +85,9 @@ class Stack:
         self.settler = Settler(self.broker)
         self.exit = WorkerExit(self)
         deliveries = [m.deliveries for m in middlewares if getattr(m, "deliveries", None) is not None]
+        if host.kind_of(self.broker) == "redis":
+            # It moves a message in one step: copies are told apart only where somebody asks for it.
+            deliveries = [decider.deliveries] if getattr(decider, "deliveries", None) is not None else []
         self.forks = Forks(deliveries[0] if deliveries else self.seen_here)
 
     def start(self) -> None:

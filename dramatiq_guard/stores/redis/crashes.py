@@ -2,10 +2,16 @@
 
 A process's marks go over a connection of its own on which the server was told to be silent (``CLIENT REPLY OFF``): what
 was written just before a SIGKILL still arrives, and an ordinary message waits for nothing.
+
+On Linux the connection is corked: a mark is only put down in the kernel, which sends what has gathered after 200 ms, or
+when the process dies.  That is as certain, and costs a tenth.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -98,7 +104,7 @@ class RedisStarter:
     """A `Starter` on a silent connection.
 
     Each message passes here, so the protocol is written by hand: a client takes longer to encode a mark than the kernel
-    to send it.
+    to take it.
 
     Parameters:
       connection(RedisConnection): The way to the server.
@@ -131,8 +137,10 @@ class RedisStarter:
             if not self._send(b"*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$2\r\nON\r\n"):
                 return False
             try:
+                _cork(self._silent, corked=False)
                 self._silent.read_response()
                 self._silent.send_command("CLIENT", "REPLY", "OFF")
+                _cork(self._silent, corked=True)
             except Exception:  # noqa: BLE001 - whatever the client calls it: nothing is known to have arrived
                 self._drop()
             return self._breaks == broken
@@ -156,7 +164,8 @@ class RedisStarter:
                     self._silent = self._connection.call("connecting", partial(_connection_to, self._key))
                     self._silent.connect()
                     self._silent.send_command("CLIENT", "REPLY", "OFF")
-                self._silent.send_packed_command([command], check_health=False)
+                    _cork(self._silent, corked=True)
+                _write(self._silent, command)
             except Exception:  # noqa: BLE001 - a mark that cannot be written holds no message up
                 self._drop()
                 continue
@@ -172,6 +181,28 @@ class RedisStarter:
             self._breaks += 1
             self._silent.disconnect()
             self._silent = None
+
+
+def _write(silent: Any, command: bytes) -> None:
+    """Write to a connection; past the client and the waiting of Python's socket where it is a plain one."""
+    sock = getattr(silent, "_sock", None)
+    if type(sock) is not socket.socket:
+        silent.send_packed_command([command], check_health=False)
+        return
+    try:
+        written = os.write(sock.fileno(), command)
+    except BlockingIOError:
+        written = 0
+    if written < len(command):
+        sock.sendall(command[written:])
+
+
+def _cork(silent: Any, *, corked: bool) -> None:
+    """Let the kernel gather what is written, or send it now; where it cannot, each mark is sent by itself."""
+    sock: Any = getattr(silent, "_sock", None)
+    if hasattr(socket, "TCP_CORK") and getattr(sock, "family", None) in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, corked)
 
 
 def _bulk(text: bytes) -> bytes:
