@@ -225,6 +225,7 @@ def hanging(key: str, kind: str) -> None:
     """Runs on past its time limit, in C, where no interrupt arrives."""
     note("began", key)
     time.sleep(2.5)
+    in_steps(1)
 
 
 @dramatiq.actor(queue_name=NAME)

@@ -180,7 +180,7 @@ def test_a_process_that_leaves_by_itself_has_not_crashed(valkey) -> None:
         workers.wait_noted("began")
         crashes = workers.stores.deliveries.crashes
         message_id = workers.lying()["long"].message_id
-        assert crashes.history(message_id, since=0).open
+        wait_until(lambda: crashes.history(message_id, since=0).open)
         command.term()
         wait_until(lambda: not crashes.history(message_id, since=0).open, 10, workers.story)
         command.kill()
