@@ -55,7 +55,8 @@ def _process(thread: Any, message: MessageProxy) -> None:
         _finish(thread, message, error)
     with suppress(BaseException):  # one more may arrive in here
         host.clear_interrupt()
-        if delivery.ended:
+        if delivery.ended and delivery.acked:
+            # One that could not be acked may yet be, when its message comes again (see `underway`).
             let_go(delivery)
 
 
