@@ -146,10 +146,17 @@ class WorkerExit:
                 self.soft_deadline, self.hard_deadline = min(self.soft_deadline, within // 2), within
             self.reason = reason
             self.began_at = clock.monotonic()
-        self.logger.info("The worker process ends: %s.", reason)
-        for herald in self.heralds:
-            herald(self._reloading)
-        threading.Thread(target=self._run, name="dramatiq-guard-exit", daemon=True).start()
+        try:
+            self.deadman.last(self.hard_deadline + _HELD_BEYOND)
+            self.logger.info("The worker process ends: %s.", reason)
+            for herald in self.heralds:
+                herald(self._reloading)
+            threading.Thread(target=self._run, name="dramatiq-guard-exit", daemon=True).start()
+        except Exception:
+            if not host.in_command_line_worker():
+                raise
+            # There is no memory for a thread, or for anything: to be gone is what counts.
+            os._exit(self.code or FATAL)
         if self._previous and threading.current_thread() is not threading.main_thread():
             # Dramatiq's main thread sleeps in a loop that only its own handler ends.
             os.kill(os.getpid(), signal.SIGTERM)

@@ -150,10 +150,13 @@ class CrashOnFatal(GuardMiddleware):
         brake = BootBrake() if host.in_command_line_worker() else None
 
         def fatal(reason: str) -> None:
-            telemetry.crashed(reason=reason, code=FATAL)
-            if brake is not None:
-                brake.crashed()
-            stack.exit.begin(reason, FATAL)
+            try:
+                telemetry.crashed(reason=reason, code=FATAL)
+                if brake is not None:
+                    brake.crashed()
+            finally:
+                # Whatever else has no memory left.
+                stack.exit.begin(reason, FATAL)
 
         def orphaned() -> None:
             # Not the fault of anything here, and not to be held against the next boot.

@@ -159,6 +159,12 @@ def exhaust_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+def need_what_there_is_not() -> None:
+    """Find the process unfit when there is no room left for a thread, which ending it takes."""
+    resource.setrlimit(resource.RLIMIT_AS, (address_space(), resource.RLIM_INFINITY))
+    raise Fatal("nothing can be started any more")
+
+
 def die_in_a_thread() -> None:
     """An error that nobody catches, in a thread that the actor has started."""
     thread = threading.Thread(target=lambda: 1 / 0, name="of-the-actor")
@@ -201,6 +207,7 @@ FAULTS = {
     "GeneratorExit": lambda: _raise(GeneratorExit()),
     "Fatal": lambda: _raise(Fatal("the licence has expired")),
     "Unfit": lambda: _raise(Unfit("the card reader is gone")),
+    "no room": need_what_there_is_not,
     "thread": die_in_a_thread,
     "worker thread": kill_a_worker_thread,
     "memory": lambda: KEPT.append(b"x" * (300 * 2**20)),

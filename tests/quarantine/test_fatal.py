@@ -122,6 +122,18 @@ def test_an_unfit_process_leaves_with_70_and_loses_nothing(fault: Fault, ended) 
     assert {1} == set(seen.began.values()), "nothing was begun twice"
 
 
+def test_a_process_that_cannot_even_end_itself_is_gone_all_the_same(valkey) -> None:
+    """There is no room for the thread that would end it in order: it leaves at once, and what it held comes back."""
+    with fleet("redis", valkey.url, valkey.url, threads=2) as workers:
+        workers.send("faulty", "fault", "no room")
+        workers.send("innocent", "beside", 600)
+        command = workers.start(ready=False)
+
+        assert 70 == command.wait(60)
+
+        assert {"fault", "beside"} == set(workers.lying())
+
+
 def test_a_stuck_job_is_said_with_its_stack(valkey) -> None:
     """Once, with the line that it hangs at; unless somebody asks for more, the process goes on."""
     with fleet("redis", valkey.url, valkey.url, threads=2, stuck_after=100) as workers:
