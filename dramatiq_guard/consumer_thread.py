@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from dramatiq.common import iter_queue
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.logging import get_logger
 from dramatiq.worker import ConsumerThread
@@ -86,11 +85,15 @@ class Settler:
         if thread.consumer.stack.draining:
             # What is delayed here goes back to the broker.
             return
-        for item in iter_queue(queue):
+        # Looked at before it is taken: this runs after each message that is fetched, and mostly nothing is due.
+        while True:
             try:
-                if item.priority > clock.now():
-                    queue.put(item)
-                    break
+                if queue.queue[0].priority > clock.now():
+                    return
+                item = queue.get_nowait()
+            except (IndexError, Empty):
+                return
+            try:
                 try:
                     # Dramatiq acks the delayed copy with its hooks, and gauges lean on them (H10).
                     self.broker.emit_before("ack", item.message)
@@ -104,7 +107,7 @@ class Settler:
                         raise
                     # It could not be sent, but is still ours: a new connection would bring all that is delayed again.
                     self._say_delayed(error)
-                    break
+                    return
                 self._delayed = False
                 self._promoted(item.message)
             finally:

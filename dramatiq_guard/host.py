@@ -328,13 +328,17 @@ def redis_move(
 
 
 def _script(broker: Any, source: str) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    script: Callable[[Sequence[Any], Sequence[Any]], Any] = _scripts(broker)[source]
+    return script
+
+
+def _scripts(broker: Any) -> Any:
     scripts = broker.__dict__.get(_SCRIPTS)
     if scripts is None:
         from .redis_scripts import Scripts
 
         scripts = broker.__dict__.setdefault(_SCRIPTS, Scripts(broker.client))
-    script: Callable[[Sequence[Any], Sequence[Any]], Any] = scripts[source]
-    return script
+    return scripts
 
 
 def redis_parts(broker: Any, redis_message_id: str) -> str:
@@ -445,6 +449,10 @@ def redis_bound_client(broker: Any) -> None:
             pool.connection_kwargs[name] = seconds
     broker.client.set_retry(Retry(NoBackoff(), 0))
     pool.disconnect(inuse_connections=False)
+    # Fetches, nacks and what actors send cost as much as acks and retries do.
+    dispatch = broker.scripts["dispatch"]
+    if hasattr(dispatch, "sha"):
+        broker.scripts["dispatch"] = _scripts(broker).keeping(dispatch)
 
 
 # -- RabbitMQ --------------------------------------------------------------------------------------------------------

@@ -41,13 +41,14 @@ class Scripts:
         """A script that can be called with keys and arguments; it raises what redis-py raises."""
         found = self._registered.get(source)
         if found is None:
-            script: Any = self._client.register_script(source)
-            if hasattr(script, "sha") and hasattr(self._client.connection_pool, "get_connection"):
-                found = _Script(self._connections, script)
-            else:
-                found = lambda keys, args: script(keys=keys, args=args)  # noqa: E731 - a client of another kind
-            self._registered[source] = found
+            found = self._registered[source] = self.keeping(self._client.register_script(source))
         return found
+
+    def keeping(self, script: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+        """A script of redis-py's that is run on kept connections from now on; one of another client stays as it is."""
+        if hasattr(script, "sha") and hasattr(self._client.connection_pool, "get_connection"):
+            return _Script(self._connections, script)
+        return lambda keys, args: script(keys=keys, args=args)
 
 
 class _Script:
