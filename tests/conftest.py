@@ -16,6 +16,7 @@ from pathlib import Path
 
 import dramatiq
 import dramatiq.broker
+import hypothesis
 import pytest
 import redis
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
@@ -27,6 +28,12 @@ from dramatiq.middleware.time_limit import _CtypesTimeoutManager
 from dramatiq_guard.testing.valkey import PrivateValkey
 from tests.support.postgres import PrivatePostgres
 from tests.support.rabbitmq import HOW_TO_INSTALL, ForeignRabbitMQ, PrivateRabbitMQ, rabbitmq_is_installed
+
+# How long an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 _MARK_OF_FIXTURE = {
     "valkey": "redis",

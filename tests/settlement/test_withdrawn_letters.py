@@ -55,7 +55,11 @@ class Place:
 
     def workers(self, kill_at: str = "") -> Workers:
         """A worker process; it kills itself at a point."""
-        return Workers(APP, threads=1, env={**self.env, VARIABLE: kill_at})
+        if not kill_at:
+            return Workers(APP, threads=1, env={**self.env, VARIABLE: ""})
+        # It may be dead before it says that it has booted, for which its master waits half a minute, silently.
+        quickly = ("--worker-fork-timeout", "1000")
+        return Workers(APP, threads=1, env={**self.env, VARIABLE: kill_at}, arguments=quickly, ready_within=0)
 
     def killed_at(self, point: str, message: dramatiq.Message[Any]) -> None:
         """Have a worker take the message and die at a point, and see that it left the letter behind."""
