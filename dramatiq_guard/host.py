@@ -10,7 +10,6 @@ import sys
 from contextlib import contextmanager
 from threading import Event, get_ident
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
 
 from dramatiq import Message
 from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
@@ -265,7 +264,7 @@ def redis_messages(broker: Any, queue_name: str) -> str:
 
 def redis_copy(message: Message[Any], delay: int | None) -> tuple[Message[Any], str]:
     """A message as RedisBroker.enqueue would write it, and the queue or delay queue that it goes to."""
-    options: dict[str, Any] = {"redis_message_id": str(uuid4())}
+    options: dict[str, Any] = {"redis_message_id": clock.unique()}
     queue_name = message.queue_name
     if delay is not None:
         queue_name = dq_name(queue_name)
@@ -275,7 +274,7 @@ def redis_copy(message: Message[Any], delay: int | None) -> tuple[Message[Any], 
 
 def redis_promoted(message: MessageProxy) -> Message[Any]:
     """The copy of a delayed message that goes to its queue when it has fallen due, as RedisBroker would write it."""
-    options = {**message.options, "redis_message_id": str(uuid4())}
+    options = {**message.options, "redis_message_id": clock.unique()}
     options.pop("eta", None)
     return _readdressed(message._message, q_name(message.queue_name), options)
 

@@ -190,8 +190,9 @@ class World:
             for name in ("dramatiq.brokers.redis.current_millis", "dramatiq.worker.current_millis"):
                 stack.enter_context(mock.patch(name, self.clock.now))
             # Ids decide orders, and so must come from the seed, too.
-            for name in ("dramatiq.brokers.redis.uuid4", "dramatiq.message.uuid.uuid4", "dramatiq_guard.host.uuid4"):
+            for name in ("dramatiq.brokers.redis.uuid4", "dramatiq.message.uuid.uuid4"):
                 stack.enter_context(mock.patch(name, self.uuid))
+            stack.enter_context(mock.patch("dramatiq_guard.clock.unique", self.unique))
             for name in ("dramatiq.brokers.redis.time.sleep", "dramatiq_guard.interrupts.Interrupts.start"):
                 stack.enter_context(mock.patch(name, nothing))
             stack.enter_context(mock.patch.object(RedisUpkeep, "start", nothing))
@@ -205,6 +206,10 @@ class World:
     def uuid(self) -> uuid.UUID:
         """An id that follows from the seed."""
         return uuid.UUID(int=self.random.getrandbits(128))
+
+    def unique(self) -> str:
+        """As `uuid`, in 32 digits."""
+        return self.uuid().hex
 
     # -- the faults -----------------------------------------------------------------------------------------------
 
