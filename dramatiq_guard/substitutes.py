@@ -16,6 +16,8 @@ from . import host
 from .interrupts import Interrupts, gevent_notifier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dramatiq import Broker
     from dramatiq.worker import Worker
 
@@ -64,9 +66,13 @@ class SeamShutdownNotifications(ShutdownNotifications):
         self.notify_shutdown = stock.notify_shutdown
         self.manager = stock.manager
         self.interrupts: Interrupts | None = None
+        #: Ends the taking of messages.
+        self.shut_down: Callable[[], None] | None = None
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        """Interrupt the runs that asked for it."""
+        """Interrupt the runs that asked for it, once nothing more is taken: what they give back must not come here."""
+        if self.shut_down is not None:
+            self.shut_down()
         self.logger.debug("Sending shutdown notification to worker threads...")
         if self.interrupts is not None:
             self.interrupts.shutdown()

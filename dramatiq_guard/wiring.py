@@ -65,6 +65,8 @@ class Stack:
     def assemble(self) -> None:
         """Collect what the broker's middlewares contribute."""
         self.interrupts, self._time_limit, self._notifications = substitute(self.broker)
+        if self._notifications is not None:
+            self._notifications.shut_down = self.shut_down
         middlewares = checks.guards_of(self.broker)
         layers = tuple(m.around for m in middlewares if hasattr(m, "around"))
         decider: Any = next((m for m in middlewares if hasattr(m, "decide")), None)
@@ -125,7 +127,8 @@ class Stack:
         self.settler.adopt(thread)
 
     def shut_down(self) -> None:
-        """Shutdown has begun: no settlement is repeated any more."""
+        """Shutdown has begun: nothing more is taken, and no settlement is repeated any more."""
+        self.draining = True
         self.settler.close()
 
     def after_death(self, delivery: Delivery) -> None:

@@ -200,7 +200,6 @@ class WorkerExit:
         self._leave()
 
     def _stop_fetching(self) -> None:
-        self.stack.draining = True
         self.stack.shut_down()
         worker: Any = self.worker
         if worker is None:

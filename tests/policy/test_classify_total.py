@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dramatiq_guard.errors import Defer, Permanent, Retryable
 from dramatiq_guard.policy.builtin import TABLE
 from dramatiq_guard.policy.explain import explain
+from dramatiq_guard.policy.names import name_of
 from dramatiq_guard.policy.rules import Rules, compile_rules
 from dramatiq_guard.policy.verdict import Kind, Verdict
 
@@ -166,3 +167,13 @@ def test_any_value_may_stand_where_a_code_is_expected(code: object, name: str) -
         setattr(exc, attribute, code)
 
     assert isinstance(Rules().classify(exc).kind, Kind)
+
+
+def test_a_class_of_no_module_still_has_a_name() -> None:
+    """Code that is executed among globals without `__name__` makes such classes; and `__module__` can be anything."""
+    made: dict[str, Any] = {}
+    exec("nowhere = type('Nowhere', (Exception,), {})", made)
+    odd = type("Odd", (Exception,), {"__module__": 7})
+
+    assert [str(name_of(cls)) for cls in (made["nowhere"], odd)] == ["?.Nowhere", "?.Odd"]
+    assert Rules().classify(made["nowhere"]()).kind is Kind.RETRYABLE
