@@ -334,7 +334,7 @@ def _script(broker: Any, source: str) -> Callable[[Sequence[Any], Sequence[Any]]
 def _scripts(broker: Any) -> Any:
     scripts = broker.__dict__.get(_SCRIPTS)
     if scripts is None:
-        from .redis_scripts import Scripts
+        from .settle.redis_scripts import Scripts
 
         scripts = broker.__dict__.setdefault(_SCRIPTS, Scripts(broker.client))
     return scripts

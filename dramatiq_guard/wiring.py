@@ -10,19 +10,19 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from . import checks, clock, host
-from .consumer import GuardedConsumer
-from .consumer_thread import Settler
 from .delivery import delivery_of, enter
-from .followups import FollowUps
-from .forks import Forks, SeenHere
+from .exits.worker_exit import WorkerExit
 from .interrupts import Run
 from .options import look_up
 from .policy.rules import Rules
 from .seam import Seam
-from .settlement import Settlement
+from .settle.consumer import GuardedConsumer
+from .settle.consumer_thread import Settler
+from .settle.followups import FollowUps
+from .settle.forks import Forks, SeenHere
+from .settle.settlement import Settlement
+from .settle.underway import Underway
 from .substitutes import substitute
-from .underway import Underway
-from .worker_exit import WorkerExit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,8 +97,8 @@ class Stack:
         self.interrupts.start()
         kind = host.kind_of(self.broker)
         if kind == "redis":
-            from .redis_consumer import RedisHoldings
-            from .redis_upkeep import RedisUpkeep
+            from .settle.redis_consumer import RedisHoldings
+            from .settle.redis_upkeep import RedisUpkeep
 
             self.holdings = RedisHoldings()
             host.redis_bound_client(self.broker)
@@ -140,11 +140,11 @@ class Stack:
         """Put the settle barrier around a consumer of the broker."""
         kind = host.kind_of(self.broker)
         if kind == "redis":
-            from .redis_consumer import RedisConsumer
+            from .settle.redis_consumer import RedisConsumer
 
             return RedisConsumer(consumer, self, queue_name)
         if kind == "rabbitmq":
-            from .rabbitmq_consumer import RabbitmqConsumer
+            from .settle.rabbitmq_consumer import RabbitmqConsumer
 
             return RabbitmqConsumer(consumer, self, queue_name)
         return GuardedConsumer(consumer, self, queue_name)

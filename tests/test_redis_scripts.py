@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from dramatiq_guard import clock
-from dramatiq_guard.redis_scripts import Scripts
+from dramatiq_guard.settle.redis_scripts import Scripts
 from dramatiq_guard.testing.valkey import PrivateValkey
 
 SCRIPT = 'return redis.call("incrby", KEYS[1], ARGV[1])'

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..probe_files import STATES, ask
+from ..probing.probe_files import STATES, ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from dramatiq.middleware import Middleware
 from ..delivery import delivery_of
 from ..options import check_actor
 from ..seam import wrap
+from ..settle.worker_thread import adopt
 from ..wiring import begin, boot, stack_of
-from ..worker_thread import adopt
 
 if TYPE_CHECKING:
     from dramatiq import Actor, Broker

@@ -6,10 +6,10 @@ The life of a fatal error in it:
    watchdog does.
 2. The message that met it is settled like any other: its retry waits in its queue.
 3. The process fetches no more, hands back what it holds, lets the others finish, and leaves with 70
-   (`dramatiq_guard.worker_exit`).
+   (`dramatiq_guard.exits.worker_exit`).
 
-And of a message that kills its process outright, see `dramatiq_guard.quarantine`: at the limit it becomes the dead
-letter ``poison`` without being run, with the history of its crashes.
+And of a message that kills its process outright, see `dramatiq_guard.exits.quarantine`: at the limit it becomes the
+dead letter ``poison`` without being run, with the history of its crashes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dramatiq.logging import get_logger
 from dramatiq.middleware import MiddlewareError, Shutdown
 
 from .. import host, telemetry
-from ..boot_brake import BootBrake
-from ..boot_wait import wait_for_servers
 from ..dead_letters.letter import Attempt
 from ..delivery import carrier_of, delivery_of
 from ..errors import Defer, Quarantined, SetupError
+from ..exits.boot_brake import BootBrake
+from ..exits.boot_wait import wait_for_servers
+from ..exits.quarantine import Quarantine, Suspicion
+from ..exits.watchdog import Watchdog
+from ..exits.worker_exit import FATAL
 from ..history import extended
 from ..policy.duration import milliseconds
-from ..quarantine import Quarantine, Suspicion
-from ..watchdog import Watchdog
 from ..wiring import stack_of
-from ..worker_exit import FATAL
 from .base import GuardMiddleware
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from ..dead_letters.redact import DEFAULT_KEYS, Redaction
 from ..delivery import Due, carrier_of, delivery_of
 from ..errors import Defer, Quarantined, SetupError, StoreUnavailable
 from ..history import attempts, attempts_total
-from ..letterbox import Letterbox
 from ..policy.duration import milliseconds
-from ..withdrawals import Withdrawals
+from ..settle.letterbox import Letterbox
+from ..settle.withdrawals import Withdrawals
 from .base import GuardMiddleware
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ The life of a shutdown in it:
    counted, whatever their ``max_retries``.
 4. At the hard deadline the rest is requeued, and the process leaves.
 
-All of it is done by `dramatiq_guard.worker_exit`, which CrashOnFatal asks, too.
+All of it is done by `dramatiq_guard.exits.worker_exit`, which CrashOnFatal asks, too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .. import host
 from ..errors import SetupError
-from ..health import Health
 from ..policy.duration import milliseconds
-from ..probes import Probes
+from ..probing.health import Health
+from ..probing.probes import Probes
 from ..wiring import stack_of
 from .base import GuardMiddleware
 

@@ -25,13 +25,13 @@ from ..dead_letters.letter import Attempt, compact_traceback, summarize_error
 from ..delivery import CARRIER, Due, Successor, carrier_of, count, delivery_of
 from ..errors import SetupError
 from ..failure_log import LOG_MODES, FailureLog, LogMode
-from ..forks import LIFE, SETTLED, Deliveries, new_mark
 from ..history import extended, first_failure
-from ..killpoints import reach
 from ..options import look_up, number
 from ..policy.backoff import Backoff
 from ..policy.decision import Counts, Decision, Limits, Step, decide
 from ..policy.duration import milliseconds
+from ..settle.forks import LIFE, SETTLED, Deliveries, new_mark
+from ..settle.killpoints import reach
 from ..wiring import stack_of
 from .base import GuardMiddleware
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dramatiq_guard.probe_files import STATES, ProbeFiles
+from dramatiq_guard.probing.probe_files import STATES, ProbeFiles
 
 
 def run(*arguments):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dramatiq_guard.cli.probe import main as probe
-from dramatiq_guard.probe_files import STATES, ProbeFiles
+from dramatiq_guard.probing.probe_files import STATES, ProbeFiles
 from tests.deploy.limits import HARD_DEADLINE, LATEST
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -10,8 +10,9 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
-from dramatiq_guard import Classify, install, probe_files, probes
-from dramatiq_guard.health import Health
+from dramatiq_guard import Classify, install
+from dramatiq_guard.probing import probe_files, probes
+from dramatiq_guard.probing.health import Health
 
 # Looks, and loses patience, ten times as often as it would.
 probes.EVERY, probe_files.FRESH_FOR = 200, 1_000  # type: ignore[misc]

@@ -12,7 +12,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import AsyncIO
 
-from dramatiq_guard.health import Health
+from dramatiq_guard.probing.health import Health
 from tests.support.proxy import FaultyProxy
 from tests.support.waiting import wait_until
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dramatiq_guard import clock
-from dramatiq_guard.probe_files import FRESH_FOR, STATES, ProbeFiles, ask
+from dramatiq_guard.probing.probe_files import FRESH_FOR, STATES, ProbeFiles, ask
 
 ALL = {"startup", "live", "ready"}
 

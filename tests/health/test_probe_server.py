@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from dramatiq_guard.probe_files import STATES, ProbeFiles
-from dramatiq_guard.probe_server import ProbeServer
+from dramatiq_guard.probing.probe_files import STATES, ProbeFiles
+from dramatiq_guard.probing.probe_server import ProbeServer
 
 
 @pytest.fixture

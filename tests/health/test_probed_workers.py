@@ -10,8 +10,8 @@ import socket
 
 import pytest
 
-from dramatiq_guard import probe_files
-from dramatiq_guard.probe_files import ask
+from dramatiq_guard.probing import probe_files
+from dramatiq_guard.probing.probe_files import ask
 from dramatiq_guard.testing.private_server import free_port
 from tests.support.waiting import wait_until
 from tests.support.workers import Workers

@@ -8,12 +8,12 @@ import stat
 
 import pytest
 
-from dramatiq_guard import probes as module
 from dramatiq_guard.errors import SetupError
-from dramatiq_guard.health import Condition
-from dramatiq_guard.probe_files import ProbeFiles, ask
-from dramatiq_guard.probes import Probes
-from dramatiq_guard.sd_notify import Notifier
+from dramatiq_guard.probing import probes as module
+from dramatiq_guard.probing.health import Condition
+from dramatiq_guard.probing.probe_files import ProbeFiles, ask
+from dramatiq_guard.probing.probes import Probes
+from dramatiq_guard.probing.sd_notify import Notifier
 from dramatiq_guard.testing.private_server import free_port
 from tests.support.waiting import wait_until
 

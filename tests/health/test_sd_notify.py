@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from dramatiq_guard.sd_notify import Notifier
+from dramatiq_guard.probing.sd_notify import Notifier
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -33,16 +33,7 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import AsyncIO, default_middleware, raise_thread_exception
 
-from dramatiq_guard import (
-    Classify,
-    CrashOnFatal,
-    DeadLetter,
-    Fatal,
-    GracefulShutdown,
-    JitterBackoff,
-    connect,
-    install,
-)
+from dramatiq_guard import Classify, CrashOnFatal, DeadLetter, Fatal, GracefulShutdown, JitterBackoff, connect, install
 
 NAME = os.environ["QUARANTINE_NAME"]
 KIND = os.environ["QUARANTINE_BROKER"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dramatiq_guard.boot_brake import BootBrake
+from dramatiq_guard.exits.boot_brake import BootBrake
 from tests.support.waiting import wait_until
 
 from .conftest import VirtualClock

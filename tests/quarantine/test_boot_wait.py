@@ -11,8 +11,8 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 
 from dramatiq_guard import CrashOnFatal, DeadLetter, JitterBackoff, connect, install
-from dramatiq_guard.boot_wait import wait_for_servers
 from dramatiq_guard.errors import SetupError
+from dramatiq_guard.exits.boot_wait import wait_for_servers
 from dramatiq_guard.testing.private_server import free_port
 from dramatiq_guard.testing.valkey import PrivateValkey
 

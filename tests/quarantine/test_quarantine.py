@@ -12,10 +12,11 @@ import dramatiq
 import pytest
 from dramatiq.broker import MessageProxy
 
-from dramatiq_guard import clock, processes, quarantine
+from dramatiq_guard import clock
 from dramatiq_guard.delivery import Delivery, stamp
 from dramatiq_guard.errors import SetupError, StoreUnavailable
-from dramatiq_guard.quarantine import Quarantine
+from dramatiq_guard.exits import processes, quarantine
+from dramatiq_guard.exits.quarantine import Quarantine
 from dramatiq_guard.stores.memory.crashes import MemoryCrashes
 from tests.support.waiting import wait_until
 

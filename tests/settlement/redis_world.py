@@ -12,7 +12,7 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from dramatiq_guard.delivery import peek
-from dramatiq_guard.killpoints import reaching
+from dramatiq_guard.settle.killpoints import reaching
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
 from tests.support.waiting import wait_until
 

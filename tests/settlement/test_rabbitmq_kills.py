@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dramatiq_guard.killpoints import VARIABLE
+from dramatiq_guard.settle.killpoints import VARIABLE
 from tests.support.rabbitmq import ForeignRabbitMQ, PrivateRabbitMQ
 from tests.support.waiting import wait_until
 from tests.support.workers import Workers

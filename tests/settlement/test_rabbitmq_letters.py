@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("impatient")
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dramatiq_guard.letterbox._DELAY", 500)
+    monkeypatch.setattr("dramatiq_guard.settle.letterbox._DELAY", 500)
 
 
 @pytest.fixture

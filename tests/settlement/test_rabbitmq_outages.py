@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dramatiq_guard.killpoints import reaching
+from dramatiq_guard.settle.killpoints import reaching
 from tests.support.rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import wait_until
 

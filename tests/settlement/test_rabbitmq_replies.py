@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dramatiq_guard.killpoints import reaching
+from dramatiq_guard.settle.killpoints import reaching
 from dramatiq_guard.stores.memory.deliveries import MemoryDeliveries
 from dramatiq_guard.wiring import stack_of
 from tests.support.proxy import FaultyProxy

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dramatiq_guard import killpoints
-from dramatiq_guard.killpoints import VARIABLE
+from dramatiq_guard.settle import killpoints
+from dramatiq_guard.settle.killpoints import VARIABLE
 from dramatiq_guard.testing.valkey import PrivateValkey
 from tests.support.workers import Workers
 

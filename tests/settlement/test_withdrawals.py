@@ -10,8 +10,8 @@ import pytest
 
 from dramatiq_guard import clock
 from dramatiq_guard.errors import StoreUnavailable
+from dramatiq_guard.settle.withdrawals import Withdrawals
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
-from dramatiq_guard.withdrawals import Withdrawals
 from tests.stores.letters import T0, letter
 from tests.support.waiting import wait_until
 

@@ -12,7 +12,7 @@ import redis
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 
-from dramatiq_guard.killpoints import VARIABLE
+from dramatiq_guard.settle.killpoints import VARIABLE
 from dramatiq_guard.stores.connect import connect
 from dramatiq_guard.stores.protocols import DeadLetterStore
 from tests.support.waiting import wait_until

@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from dramatiq_guard.consumer import GuardedConsumer
-from dramatiq_guard.redis_consumer import RedisConsumer
+from dramatiq_guard.settle.consumer import GuardedConsumer
+from dramatiq_guard.settle.redis_consumer import RedisConsumer
 
 from .schedules import broken, check, schedule
 

@@ -36,14 +36,14 @@ from dramatiq_guard import (
     current_delivery,
     host,
     install,
-    killpoints,
 )
 from dramatiq_guard.dead_letters.letter import Letter
 from dramatiq_guard.errors import StoreUnavailable
-from dramatiq_guard.redis_upkeep import RedisUpkeep
+from dramatiq_guard.settle import killpoints
+from dramatiq_guard.settle.redis_upkeep import RedisUpkeep
+from dramatiq_guard.settle.withdrawals import Withdrawals
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
 from dramatiq_guard.wiring import stack_of
-from dramatiq_guard.withdrawals import Withdrawals
 
 from .redis_model import ERRORS, ModelClient, ModelRedis
 
@@ -472,5 +472,5 @@ class ModelThread(ConsumerThread):
 @contextmanager
 def as_consumer(thread: ModelThread) -> Iterator[None]:
     """Let the code believe that it runs on this consumer thread."""
-    with mock.patch("dramatiq_guard.consumer_thread.threading.current_thread", thread.itself):
+    with mock.patch("dramatiq_guard.settle.consumer_thread.threading.current_thread", thread.itself):
         yield

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dramatiq_guard.errors import StoreUnavailable
-from dramatiq_guard.forks import Deliveries
+from dramatiq_guard.settle.forks import Deliveries
 from dramatiq_guard.stores.connect import connect
 from dramatiq_guard.stores.memory.deliveries import MemoryDeliveries
 from dramatiq_guard.stores.postgres.schema import apply_schema

@@ -96,7 +96,7 @@ def test_everything_is_said_in_spans_and_metrics(recorder: Recorder) -> None:
     assert recorder.total("dramatiq_guard.classified.exceptions", verdict="retryable", type="OSError") == 1
     assert recorder.points("dramatiq_guard.retry.delay")[0].sum == 1.5
     assert recorder.total("dramatiq_guard.dead_letter.messages", reason="exhausted") == 1
-    assert recorder.total("dramatiq_guard.settlement.held", part="letter") == 1
+    assert recorder.total("dramatiq_guard.settle.settlement.held", part="letter") == 1
     assert recorder.total("dramatiq_guard.dead_letter.purged", bound="age") == 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dramatiq_guard.boot_brake import BootBrake
+from dramatiq_guard.exits.boot_brake import BootBrake
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 
-from dramatiq_guard.boot_wait import wait_for_servers
 from dramatiq_guard.errors import SetupError, StoreUnavailable
+from dramatiq_guard.exits.boot_wait import wait_for_servers
 
 
 class Store:

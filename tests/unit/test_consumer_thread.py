@@ -11,8 +11,8 @@ from dramatiq.middleware import Middleware
 from dramatiq.worker import ConsumerThread, _WorkQueueItem
 
 from dramatiq_guard import clock
-from dramatiq_guard.consumer_thread import Settler
 from dramatiq_guard.errors import SettlementHeld
+from dramatiq_guard.settle.consumer_thread import Settler
 from tests.support.waiting import wait_until
 from tests.unit.conftest import deliver
 
@@ -129,8 +129,8 @@ def test_an_interrupt_is_not_the_settlers(settler, consumer):
 
 def test_a_consumer_thread_leaves_it_to_the_settler(settler, consumer, monkeypatch):
     """One that cannot be settled holds up no other."""
-    monkeypatch.setattr("dramatiq_guard.consumer_thread._FIRST_WAIT", 1)
-    monkeypatch.setattr("dramatiq_guard.consumer_thread._LONGEST_WAIT", 1)
+    monkeypatch.setattr("dramatiq_guard.settle.consumer_thread._FIRST_WAIT", 1)
+    monkeypatch.setattr("dramatiq_guard.settle.consumer_thread._LONGEST_WAIT", 1)
 
     class Stubborn(type(consumer)):
         def ack(self, message):

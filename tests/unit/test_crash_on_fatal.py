@@ -17,16 +17,16 @@ from dramatiq.middleware import AsyncIO, Shutdown
 from dramatiq_guard import Classify, CrashOnFatal, DeadLetter, Fatal, JitterBackoff, install
 from dramatiq_guard.delivery import carrier_of
 from dramatiq_guard.errors import Defer, Quarantined, SetupError
+from dramatiq_guard.exits.isolation import Isolation
+from dramatiq_guard.exits.quarantine import Suspicion
+from dramatiq_guard.exits.worker_exit import FATAL, WorkerExit
 from dramatiq_guard.history import attempts
-from dramatiq_guard.isolation import Isolation
 from dramatiq_guard.middleware import crash_on_fatal as module
 from dramatiq_guard.policy.decision import Decision, Step
-from dramatiq_guard.quarantine import Suspicion
 from dramatiq_guard.stores.crashes import Crash
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
 from dramatiq_guard.stores.memory.deliveries import MemoryDeliveries
 from dramatiq_guard.wiring import stack_of
-from dramatiq_guard.worker_exit import FATAL, WorkerExit
 from tests.support.waiting import wait_until
 from tests.unit.conftest import deliver
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dramatiq_guard import host
-from dramatiq_guard.deadman import Deadman
+from dramatiq_guard.exits.deadman import Deadman
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
 
-from dramatiq_guard import GracefulShutdown, host, install, probes
+from dramatiq_guard import GracefulShutdown, host, install
 from dramatiq_guard.errors import SetupError
-from dramatiq_guard.probe_files import ask
+from dramatiq_guard.probing import probes
+from dramatiq_guard.probing.probe_files import ask
 from dramatiq_guard.wiring import stack_of
 from tests.support.waiting import wait_until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from dramatiq_guard.isolation import Isolation
+from dramatiq_guard.exits.isolation import Isolation
 from tests.support.waiting import wait_until
 from tests.unit.conftest import deliver
 

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from dramatiq_guard import killpoints
-from dramatiq_guard.killpoints import reach, reaching
+from dramatiq_guard.settle import killpoints
+from dramatiq_guard.settle.killpoints import reach, reaching
 
 
 @pytest.fixture

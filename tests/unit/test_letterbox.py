@@ -9,10 +9,10 @@ import dramatiq
 import pytest
 from dramatiq.common import current_millis
 
-from dramatiq_guard import letterbox as module
 from dramatiq_guard.dead_letters.letter import Letter
 from dramatiq_guard.errors import Defer, StoreError, StoreUnavailable
-from dramatiq_guard.letterbox import LETTER_ACTOR, Letterbox
+from dramatiq_guard.settle import letterbox as module
+from dramatiq_guard.settle.letterbox import LETTER_ACTOR, Letterbox
 from tests.stores.letters import letter as letter_of
 from tests.support.waiting import wait_until
 

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from dramatiq_guard import clock, processes
+from dramatiq_guard import clock
+from dramatiq_guard.exits import processes
 from tests.support.waiting import wait_until
 
 

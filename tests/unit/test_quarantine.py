@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from dramatiq_guard import processes
-from dramatiq_guard import quarantine as module
 from dramatiq_guard.errors import StoreUnavailable
-from dramatiq_guard.quarantine import Quarantine, Suspicion
+from dramatiq_guard.exits import processes
+from dramatiq_guard.exits import quarantine as module
+from dramatiq_guard.exits.quarantine import Quarantine, Suspicion
 from dramatiq_guard.stores.crashes import Crash
 from dramatiq_guard.stores.memory.crashes import MemoryCrashes
 from tests.support.waiting import wait_until

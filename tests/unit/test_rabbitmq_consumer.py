@@ -13,7 +13,7 @@ from dramatiq.errors import ConnectionClosed
 from dramatiq_guard import host
 from dramatiq_guard.delivery import delivery_of
 from dramatiq_guard.errors import SettlementHeld
-from dramatiq_guard.rabbitmq_consumer import RabbitmqConsumer
+from dramatiq_guard.settle.rabbitmq_consumer import RabbitmqConsumer
 from dramatiq_guard.wiring import stack_of
 
 

@@ -10,7 +10,7 @@ from dramatiq.errors import ConnectionClosed
 from dramatiq_guard.delivery import Due, Successor
 from dramatiq_guard.errors import SettlementHeld, StoreError, StoreUnavailable
 from dramatiq_guard.policy.decision import Decision, Step
-from dramatiq_guard.settlement import Settlement, Undecided, is_outage
+from dramatiq_guard.settle.settlement import Settlement, Undecided, is_outage
 from tests.unit.conftest import deliver
 
 

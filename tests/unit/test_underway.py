@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dramatiq_guard import underway as module
-from dramatiq_guard.underway import Copy, Underway
+from dramatiq_guard.settle import underway as module
+from dramatiq_guard.settle.underway import Copy, Underway
 from tests.unit.conftest import deliver
 
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dramatiq_guard import async_actors, host, processes
-from dramatiq_guard.watchdog import Watchdog
+from dramatiq_guard import async_actors, host
+from dramatiq_guard.exits import processes
+from dramatiq_guard.exits.watchdog import Watchdog
 
 
 class Thread:

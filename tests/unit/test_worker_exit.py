@@ -13,9 +13,9 @@ import pytest
 from dramatiq.worker import _WorkQueueItem
 
 from dramatiq_guard import host, telemetry
-from dramatiq_guard import worker_exit as module
+from dramatiq_guard.exits import worker_exit as module
+from dramatiq_guard.exits.worker_exit import ABANDONED, FATAL, WorkerExit
 from dramatiq_guard.wiring import stack_of
-from dramatiq_guard.worker_exit import ABANDONED, FATAL, WorkerExit
 from tests.support.waiting import wait_until
 from tests.unit.conftest import deliver
 

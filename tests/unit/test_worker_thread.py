@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dramatiq_guard import host
-from dramatiq_guard.worker_thread import adopt
+from dramatiq_guard.settle.worker_thread import adopt
 from tests.unit.conftest import deliver
 
 

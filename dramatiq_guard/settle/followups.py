@@ -18,7 +18,7 @@ from dramatiq.middleware import Callbacks, GroupCallbacks, Pipelines
 from dramatiq.rate_limits import Barrier
 from dramatiq.results import Results
 
-from .delivery import Due, delivery_of
+from ..delivery import Due, delivery_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dramatiq import Broker
     from dramatiq.broker import MessageProxy
 
-    from .delivery import Delivery
+    from ..delivery import Delivery
 
 __all__ = ["FollowUps"]
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.logging import get_logger
 
-from . import clock, host
-from .boot_log import say
-from .checks import guards_of
-from .errors import SetupError
+from .. import clock, host
+from ..boot_log import say
+from ..checks import guards_of
+from ..errors import SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from dramatiq.common import iter_queue
 from dramatiq.logging import get_logger
 
-from . import clock, host, telemetry
+from .. import clock, host, telemetry
+from ..delivery import delivery_of
 from .deadman import Deadman
-from .delivery import delivery_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from dramatiq.broker import MessageProxy
     from dramatiq.worker import Worker
 
-    from .delivery import Delivery
-    from .wiring import Stack
+    from ..delivery import Delivery
+    from ..wiring import Stack
 
 __all__ = ["ABANDONED", "FATAL", "WorkerExit"]
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from dramatiq.common import dq_name
 from dramatiq.logging import get_logger
 
-from . import clock, host
+from .. import clock, host
 
 __all__ = ["RedisUpkeep"]
 

@@ -19,10 +19,10 @@ from dramatiq import Message
 from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.logging import get_logger
 
-from . import clock, host, telemetry
+from .. import clock, host, telemetry
+from ..delivery import delivery_of
+from ..policy.decision import Step
 from .consumer import GuardedConsumer
-from .delivery import delivery_of
-from .policy.decision import Step
 from .settlement import is_outage
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from dramatiq.broker import Consumer, MessageProxy
 
-    from .delivery import Delivery
-    from .wiring import Stack
+    from ..delivery import Delivery
+    from ..wiring import Stack
 
 __all__ = ["RedisConsumer", "RedisHoldings"]
 

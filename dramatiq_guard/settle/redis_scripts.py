@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redis import ConnectionPool
 from redis.exceptions import NoScriptError
 
-from . import clock
+from .. import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from . import clock
+from .. import clock
 
 __all__ = ["alive", "resident_bytes", "started_at"]
 

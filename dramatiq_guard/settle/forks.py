@@ -28,16 +28,16 @@ from uuid import NAMESPACE_OID, uuid4, uuid5
 
 from dramatiq.logging import get_logger
 
-from . import clock
-from .delivery import CARRIER, carrier_of, count
-from .errors import StoreError
+from .. import clock
+from ..delivery import CARRIER, carrier_of, count
+from ..errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dramatiq import Message
 
-    from .delivery import Delivery
+    from ..delivery import Delivery
 
 __all__ = ["LIFE", "SETTLED", "Deliveries", "Forks", "SeenHere", "new_mark"]
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Final
 
-from . import host
+from .. import host
 
 __all__ = ["Deadman"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from dramatiq.broker import Consumer
 from dramatiq.errors import ConnectionClosed
 
-from . import clock, host, telemetry
-from .delivery import delivery_of, enter, peek, stamp
+from .. import clock, host, telemetry
+from ..delivery import delivery_of, enter, peek, stamp
 from .killpoints import reach
 from .settlement import is_outage
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dramatiq import Message
     from dramatiq.broker import MessageProxy
 
-    from .delivery import Delivery
-    from .wiring import Stack
+    from ..delivery import Delivery
+    from ..wiring import Stack
 
 __all__ = ["GuardedConsumer"]
 

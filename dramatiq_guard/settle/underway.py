@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .delivery import Delivery
+    from ..delivery import Delivery
 
 __all__ = ["Copy", "Underway"]
 

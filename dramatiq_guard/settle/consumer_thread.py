@@ -21,9 +21,9 @@ from dramatiq.errors import BrokerConnectionError
 from dramatiq.logging import get_logger
 from dramatiq.worker import ConsumerThread
 
-from . import clock
-from .delivery import delivery_of, let_go
-from .errors import SettlementHeld
+from .. import clock
+from ..delivery import delivery_of, let_go
+from ..errors import SettlementHeld
 from .killpoints import reach
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import pika.exceptions
 from dramatiq.errors import ConnectionClosed
 from dramatiq.logging import get_logger
 
-from . import host
+from .. import host
+from ..delivery import delivery_of
+from ..errors import SettlementHeld
 from .consumer import GuardedConsumer
-from .delivery import delivery_of
-from .errors import SettlementHeld
 from .killpoints import reach
 from .settlement import is_outage
 from .underway import Copy
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dramatiq.broker import Consumer, MessageProxy
     from dramatiq.errors import DecodeError
 
-    from .delivery import Delivery
-    from .wiring import Stack
+    from ..delivery import Delivery
+    from ..wiring import Stack
 
 __all__ = ["RabbitmqConsumer"]
 

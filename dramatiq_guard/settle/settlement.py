@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.logging import get_logger
 
-from . import clock, telemetry
-from .delivery import Due
-from .errors import SettlementHeld, StoreUnavailable
+from .. import clock, telemetry
+from ..delivery import Due
+from ..errors import SettlementHeld, StoreUnavailable
 from .killpoints import reach
 
 if TYPE_CHECKING:
-    from .delivery import Delivery
-    from .seam import Decider
+    from ..delivery import Delivery
+    from ..seam import Decider
 
 __all__ = ["TRIES", "Settlement", "Undecided", "is_outage"]
 

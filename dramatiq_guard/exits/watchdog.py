@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.logging import get_logger
 
-from . import clock, host, processes, telemetry
-from .async_actors import event_loop_is_gone
+from .. import clock, host, telemetry
+from ..async_actors import event_loop_is_gone
+from . import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dramatiq.worker import Worker
 
-    from .interrupts import Run
-    from .wiring import Stack
+    from ..interrupts import Run
+    from ..wiring import Stack
 
 __all__ = ["Watchdog"]
 

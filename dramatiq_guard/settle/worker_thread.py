@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.logging import get_logger
 
-from . import host
-from .delivery import delivery_of, let_go
+from .. import host
+from ..delivery import delivery_of, let_go
 
 if TYPE_CHECKING:
     from dramatiq.broker import MessageProxy

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import clock
+from .. import clock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 from dramatiq.logging import get_logger
 
-from . import clock, processes
-from .boot_log import say
+from .. import clock
+from ..boot_log import say
+from . import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

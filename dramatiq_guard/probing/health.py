@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.asyncio import get_event_loop_thread
 
-from . import clock
+from .. import clock
 
 if TYPE_CHECKING:
     from dramatiq.worker import Worker

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from dramatiq.logging import get_logger
 
-from . import clock
-from .errors import SetupError
+from .. import clock
+from ..errors import SetupError
 from .probe_files import ProbeFiles, ask
 from .probe_server import ProbeServer
 from .sd_notify import Notifier

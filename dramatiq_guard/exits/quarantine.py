@@ -30,16 +30,17 @@ from typing import TYPE_CHECKING, Final
 
 from dramatiq.logging import get_logger
 
-from . import clock, processes, telemetry
-from .errors import SetupError, StoreError
+from .. import clock, telemetry
+from ..errors import SetupError, StoreError
+from . import processes
 from .isolation import Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from .delivery import Delivery
-    from .stores.crashes import Crash, CrashStore, History, Starter
+    from ..delivery import Delivery
+    from ..stores.crashes import Crash, CrashStore, History, Starter
 
 __all__ = ["Quarantine", "Suspicion"]
 

@@ -11,12 +11,12 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from . import clock
+from .. import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .delivery import Delivery
+    from ..delivery import Delivery
 
 __all__ = ["Isolation"]
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dramatiq.logging import get_logger
 
-from . import clock
-from .errors import StoreUnavailable
+from .. import clock
+from ..errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from .stores.protocols import DeadLetterStore
+    from ..stores.protocols import DeadLetterStore
 
 __all__ = ["Withdrawals"]
 

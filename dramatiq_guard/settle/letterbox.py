@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import dramatiq
 from dramatiq.logging import get_logger
 
-from . import clock, host
-from .dead_letters.letter import Letter
-from .errors import Defer, StoreError, StoreUnavailable
+from .. import clock, host
+from ..dead_letters.letter import Letter
+from ..errors import Defer, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
