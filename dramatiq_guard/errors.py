@@ -11,6 +11,11 @@
         ├── SetupError               the stack or an option is wrong (stops the boot: also a MiddlewareError)
         ├── StoreError               a store answered with an error
         │   └── StoreUnavailable     a store could not be reached: the barrier holds and repeats
+        ├── FencedOut                a key is held by another run of its work, or not held at all
+        ├── MissingKey               the key of an idempotent actor cannot be made of this message
+        ├── KeyReused                a key was given with another payload before
+        ├── OutcomeUnknown           nobody knows whether the effect of a key happened
+        ├── ReplayedFailure          the failure that an earlier delivery of the same work ended with
         ├── Quarantined              internal: a message that kills its workers is not run (a SkipMessage)
         ├── SettlementHeld           internal: the barrier keeps the message unacked (H3)
         └── PutOff                   internal: the delivery leaves by the skip path
@@ -34,10 +39,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Defer",
     "Fatal",
+    "FencedOut",
     "GuardError",
+    "KeyReused",
+    "MissingKey",
+    "OutcomeUnknown",
     "Permanent",
     "PutOff",
     "Quarantined",
+    "ReplayedFailure",
     "Retryable",
     "SettlementHeld",
     "SetupError",
@@ -111,6 +121,36 @@ class StoreError(GuardError):
 
 class StoreUnavailable(StoreError):
     """A store could not be reached, or cannot take writes now (timeout, READONLY, OOM, LOADING, recovery)."""
+
+
+class FencedOut(GuardError):
+    """The key of this run is held by another by now, or by nobody: what was to be written was not."""
+
+
+class MissingKey(GuardError):
+    """The idempotency key of a message cannot be made: it is dead-lettered as ``missing_key``."""
+
+
+class KeyReused(GuardError):
+    """An idempotency key has been used with another payload: the message is dead-lettered as ``key_reused``."""
+
+
+class OutcomeUnknown(GuardError):
+    """Whether the effect of a key happened is not known: the message is dead-lettered as ``outcome_unknown``."""
+
+
+class ReplayedFailure(GuardError):
+    """Work that failed for good when it was first delivered, and is not tried again.
+
+    Parameters:
+      error_type(str): The qualified name of the class of its error.
+      text(str): What the error said.
+    """
+
+    def __init__(self, error_type: str, text: str) -> None:
+        super().__init__(f"{error_type}: {text}")
+        self.error_type = error_type
+        self.text = text
 
 
 class SettlementHeld(GuardError, MiddlewareError, BrokerConnectionError):

@@ -50,8 +50,11 @@ def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "drama
         if scheme == "memory":
             from .memory.dead_letters import MemoryDeadLetters
             from .memory.deliveries import MemoryDeliveries
+            from .memory.idempotency import MemoryIdempotency
 
-            return Stores(dead_letters=MemoryDeadLetters(), deliveries=MemoryDeliveries())
+            return Stores(
+                dead_letters=MemoryDeadLetters(), deliveries=MemoryDeliveries(), idempotency=MemoryIdempotency()
+            )
         raise SetupError(f"no store for {masked(target)!r}: the scheme {scheme!r} is unknown; write {_KNOWN}")
     if hasattr(target, "evalsha"):
         return _redis(target, prefix)
@@ -67,12 +70,15 @@ def _redis(target: Any, prefix: str) -> Stores:
     from .redis.connection import RedisConnection
     from .redis.dead_letters import RedisDeadLetters
     from .redis.deliveries import RedisDeliveries
+    from .redis.idempotency import RedisIdempotency
 
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
         raise SetupError(f"prefix must be a name without braces, not {prefix!r}")
     connection = RedisConnection(target)
     return Stores(
-        dead_letters=RedisDeadLetters(connection, prefix=prefix), deliveries=RedisDeliveries(connection, prefix=prefix)
+        dead_letters=RedisDeadLetters(connection, prefix=prefix),
+        deliveries=RedisDeliveries(connection, prefix=prefix),
+        idempotency=RedisIdempotency(connection, prefix=prefix),
     )
 
 
@@ -80,6 +86,11 @@ def _postgres(target: Any, schema: str) -> Stores:
     from .postgres.connection import PostgresConnection
     from .postgres.dead_letters import PostgresDeadLetters
     from .postgres.deliveries import PostgresDeliveries
+    from .postgres.idempotency import PostgresIdempotency
 
     connection = PostgresConnection(target, schema=schema)
-    return Stores(dead_letters=PostgresDeadLetters(connection), deliveries=PostgresDeliveries(connection))
+    return Stores(
+        dead_letters=PostgresDeadLetters(connection),
+        deliveries=PostgresDeliveries(connection),
+        idempotency=PostgresIdempotency(connection),
+    )

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ..dead_letters.letter import Letter
     from .crashes import CrashStore
+    from .idempotency import IdempotencyStore
 
 __all__ = [
     "Begun",
@@ -450,12 +451,15 @@ class Stores:
     Parameters:
       dead_letters(DeadLetterStore): Keeps letters.
       deliveries(DeliveryStore): Tells the copies of a message apart.
+      idempotency(IdempotencyStore): Keeps the keys whose work is done or being done.
     """
 
     dead_letters: DeadLetterStore
     deliveries: DeliveryStore
+    idempotency: IdempotencyStore
 
     def close(self) -> None:
         """Give back this process's connections."""
         self.dead_letters.close()
         self.deliveries.close()
+        self.idempotency.close()
