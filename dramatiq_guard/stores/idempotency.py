@@ -27,12 +27,12 @@ last claim, and not before its lease.  This module must not know any middleware.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
 __all__ = [
     "ABSENT",
@@ -299,9 +299,7 @@ class IdempotencyStore(Protocol):
         """Read the record of a key."""
         ...
 
-    def page(
-        self, *, prefix: str = "", states: Sequence[str] = (), limit: int = 50, cursor: str | None = None
-    ) -> Keys:
+    def page(self, *, prefix: str = "", states: Sequence[str] = (), limit: int = 50, cursor: str | None = None) -> Keys:
         """Read records; for people, not for the hot path.
 
         Parameters:
@@ -390,9 +388,7 @@ class Inbox(Protocol):
 class TransactionalStore(IdempotencyStore, Protocol):
     """A store whose records lie in the database of the user's rows."""
 
-    def atomic(
-        self, key: str, fence: int, finish: Finish, *, step: str | None = None
-    ) -> AbstractContextManager[Any]:
+    def atomic(self, key: str, fence: int, finish: Finish, *, step: str | None = None) -> AbstractContextManager[Any]:
         """Open a transaction for the user's rows that completes the key (or records a step) as it commits.
 
         Leaving it by an exception rolls everything back.
