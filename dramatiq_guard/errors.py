@@ -2,6 +2,8 @@
 
 ::
 
+    BaseException
+    └── LeaseLost                    raised into an actor whose key another may have taken over (an Interrupt)
     Exception
     ├── Retryable                    raised by an actor: try again, after `delay` if given
     ├── Permanent                    raised by an actor: never try again
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from dramatiq.errors import BrokerConnectionError
 from dramatiq.middleware import MiddlewareError, SkipMessage
+from dramatiq.middleware.threading import Interrupt
 
 from .policy.duration import milliseconds
 
@@ -42,6 +45,7 @@ __all__ = [
     "FencedOut",
     "GuardError",
     "KeyReused",
+    "LeaseLost",
     "MissingKey",
     "OutcomeUnknown",
     "Permanent",
@@ -125,6 +129,13 @@ class StoreUnavailable(StoreError):
 
 class FencedOut(GuardError):
     """The key of this run is held by another by now, or by nobody: what was to be written was not."""
+
+
+class LeaseLost(Interrupt):
+    """Interrupts an actor whose lease on its key could not be renewed in time: it must do nothing more.
+
+    The message is put off: whoever has the key finishes its work, or it is run again.
+    """
 
 
 class MissingKey(GuardError):

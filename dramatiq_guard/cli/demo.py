@@ -55,16 +55,26 @@ def _run(*, stock: bool, mischief: bool, quiet: bool) -> Report:
         raise click.UsageError(f"The demo needs {error.name}: run pip install 'dramatiq-guard[demo]'") from error
     out = console(stderr=quiet)
     progress = Live(out) if out.is_terminal else Lines(out)
+    told_to_stop = False
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal told_to_stop
+        told_to_stop = True
+        raise KeyboardInterrupt
+
     # A polite kill ends the demo as Ctrl-C does: what it started is ended first.
-    former = signal.signal(signal.SIGTERM, _stop)
+    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with progress:
-            return run(progress, stock=stock, mischief=Mischief(restart_broker=mischief, kill_worker=mischief))
+            report = run(progress, stock=stock, mischief=Mischief(restart_broker=mischief, kill_worker=mischief))
     except (ProcessEnded, ServerDidNotStart) as error:
+        if told_to_stop:
+            raise KeyboardInterrupt from error
         raise click.ClickException(str(error)) from error
     finally:
-        signal.signal(signal.SIGTERM, former)
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+        for number, disposition in former.items():
+            signal.signal(number, disposition)
+    if told_to_stop:
+        # Python drops what is raised in a destructor, also when it was a signal that raised it.
+        raise KeyboardInterrupt
+    return report

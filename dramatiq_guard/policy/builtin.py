@@ -110,6 +110,21 @@ def _redis(package: str) -> dict[str, Row]:
     }
 
 
+_OWN = {
+    "dramatiq_guard.errors.LeaseLost": Outcome(Kind.DEFERRED, "another may have taken its key over"),
+    "dramatiq_guard.errors.FencedOut": Outcome(Kind.DEFERRED, "another has taken its key over"),
+    "dramatiq_guard.errors.MissingKey": Outcome(
+        Kind.PERMANENT, "its idempotency key cannot be made", reason="missing_key"
+    ),
+    "dramatiq_guard.errors.KeyReused": Outcome(
+        Kind.PERMANENT, "its idempotency key was used with another payload", reason="key_reused"
+    ),
+    "dramatiq_guard.errors.OutcomeUnknown": Outcome(
+        Kind.PERMANENT, "nobody knows whether its effect happened", reason="outcome_unknown"
+    ),
+    "dramatiq_guard.errors.ReplayedFailure": Outcome(Kind.PERMANENT, "the same work failed for good before"),
+}
+
 #: What an actor, or the shutdown, says outright: asked before any predicate, and never looked through.
 WORDS = {
     "dramatiq_guard.errors.Retryable": Outcome(Kind.RETRYABLE, "the actor asked to be tried again"),
@@ -118,6 +133,7 @@ WORDS = {
     "dramatiq_guard.errors.Defer": Outcome(Kind.DEFERRED, "the actor asked to be put off"),
     "dramatiq.errors.Retry": Outcome(Kind.RETRYABLE, "the actor asked to be tried again"),
     "dramatiq.middleware.shutdown.Shutdown": Outcome(Kind.INTERRUPTED, "the worker is shutting down"),
+    **_OWN,
 }
 
 #: In force even with ``builtin=False``.

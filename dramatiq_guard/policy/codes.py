@@ -29,11 +29,13 @@ class Outcome:
       kind(Kind): The meaning.
       why(str): The reason, as the rest of a sentence.
       max_retries(int | None): A limit of its own.
+      reason(str | None): A reason code of its own.
     """
 
     kind: Kind
     why: str
     max_retries: int | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

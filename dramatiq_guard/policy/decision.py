@@ -136,7 +136,7 @@ def decide(
     if throws:
         return _give_up("permanent", "the actor's throws names this error", exit_process=fatal)
     if verdict.kind is Kind.PERMANENT:
-        return _give_up("permanent", f"trying again cannot help ({verdict.rule})")
+        return _give_up(verdict.reason or "permanent", f"trying again cannot help ({verdict.rule})")
     if verdict.kind is Kind.INTERRUPTED:
         return _requeue(max(0, counts.interruptions), limits.max_interruptions)
     backoff = backoff if verdict.backoff is None else verdict.backoff

@@ -214,7 +214,7 @@ def _nearest(rules: tuple[Rule, ...], names: tuple[Name, ...]) -> Verdict | None
 
 
 def _verdict(word: str, outcome: Outcome) -> Verdict:
-    return Verdict(outcome.kind, f"builtin:{word}", outcome.why, max_retries=outcome.max_retries)
+    return Verdict(outcome.kind, f"builtin:{word}", outcome.why, max_retries=outcome.max_retries, reason=outcome.reason)
 
 
 def _delay(exc: BaseException) -> int | None:

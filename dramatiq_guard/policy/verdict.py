@@ -45,6 +45,7 @@ class Verdict:
         that jitter never shortens.
       max_retries(int | None): The rule's own limit; the smaller of it and the actor's applies.
       backoff(Backoff | None): The rule's own backoff, instead of the actor's.
+      reason(str | None): For PERMANENT: the reason code of the dead letter, if it is not ``permanent``.
     """
 
     kind: Kind
@@ -54,3 +55,4 @@ class Verdict:
     retry_after: int | None = None
     max_retries: int | None = None
     backoff: Backoff | None = None
+    reason: str | None = None
