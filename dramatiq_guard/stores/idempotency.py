@@ -9,17 +9,24 @@ from    by                                               to
 absent  `claim`                                          ``held``, with the next fence
 free    `claim`                                          ``held``, with the next fence; its steps are kept
 held    `claim`, its lease over                          ``held``, with the next fence, one crash more: a takeover
-held    `claim` with ``park``, its lease over            ``parked``: nobody knows whether the effect happened
+held    `claim` with ``park``, its lease over            ``parked``, one crash more: nobody knows whether the effect
+                                                         happened
 held    `complete`                                       ``done``, with the result
-held    `release`                                        ``free``; absent, if it holds nothing worth keeping
+held    `release`                                        ``free``
 held    `park`                                           ``parked``
-parked  `resolve`                                        ``done`` or ``free``, as a person or a reconciliation says
+parked  `resolve`                                        ``done`` or ``free``, as a person or a reconciliation says,
+                                                         with the next fence: whoever still runs is fenced out
+held    `resolve`, its lease over                        the same, one crash more
 absent  `complete`                                       ``done``: whoever finished knows that it did
 any     its retention over, or `forget`                  absent
 ======= ================================================ =========================================================
 
 Of a ``held`` record only the holder of its fence changes anything; fences of a key only grow, also over its absence;
-``done`` is final until it expires; steps only grow.
+``done`` is final until it expires; steps only grow.  A released record is kept: when its key was first claimed, and how
+often, is what tells how long a third party has known the keys of its steps.
+
+No claim can be told from another: one whose reply was lost, and that is repeated, is ``busy`` until its own lease is
+over.  A `complete` can be repeated: by the same fence it is done by the same.
 
 The lease is a field of the record, its retention is how long the record lives.  A record expires `retention` after its
 last claim, and not before its lease.  This module must not know any middleware.
@@ -146,7 +153,7 @@ class Record:
       key(str): The key.
       state(str): ``held``, ``free``, ``done`` or ``parked``; a held one whose lease is over is still ``held``.
       fence(int): Its fence.
-      owner(str): Who claimed it last.
+      owner(str): Who claimed it last; empty once it is done.
       lease_until(int): Until when, in UNIX milliseconds of the store's clock; 0 where nobody holds it.
       fingerprint(bytes | None): The fingerprint of the payload.
       attempts(int): How often it was claimed.

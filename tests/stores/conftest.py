@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from dramatiq_guard.stores.connect import connect
+from dramatiq_guard.stores.idempotency import IdempotencyStore
 from dramatiq_guard.stores.postgres.schema import apply_schema
 from dramatiq_guard.stores.protocols import DeadLetterStore, DeliveryStore, Stores
 
@@ -40,3 +41,9 @@ def store(stores: Stores) -> DeadLetterStore:
 def deliveries(stores: Stores) -> DeliveryStore:
     """Its deliveries."""
     return stores.deliveries
+
+
+@pytest.fixture
+def idempotency(stores: Stores) -> IdempotencyStore:
+    """Its keys."""
+    return stores.idempotency
