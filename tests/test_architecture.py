@@ -26,7 +26,7 @@ LAYERS = (
         *("checks", "substitutes", "failure_log", "boot_log", "wiring"),
     ),
     ("middleware",),
-    ("stack", "classified"),
+    ("stack", "classified", "keys"),
     ("dead_letters", "testing"),
     ("cli", "dashboard", "demo", "__main__", "__init__"),
 )
