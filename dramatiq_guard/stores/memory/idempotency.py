@@ -232,11 +232,11 @@ class MemoryIdempotency:
     def purge(self, *, limit: int = 1_000) -> int:
         with self._lock:
             now = clock.now()
-            over: list[tuple[dict[str, Any], str]] = [
-                *((self._records, key) for key, record in self._records.items() if record.expires_at <= now),
-                *((self._marks, name) for name, until in self._marks.items() if until <= now),
-                *((self._reserved, name) for name, (_, until) in self._reserved.items() if until <= now),
-            ][:limit]
+            over: list[tuple[dict[str, Any], str]] = []
+            over += ((self._records, key) for key, record in self._records.items() if record.expires_at <= now)
+            over += ((self._marks, name) for name, until in self._marks.items() if until <= now)
+            over += ((self._reserved, name) for name, (_, until) in self._reserved.items() if until <= now)
+            del over[limit:]
             for kept, name in over:
                 del kept[name]
             return len(over)

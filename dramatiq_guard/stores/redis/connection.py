@@ -10,13 +10,13 @@ import re
 from hashlib import sha1
 from importlib.resources import files
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...errors import SetupError, StoreError, StoreUnavailable
 from ..urls import masked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["RedisConnection", "Script"]
 
@@ -40,6 +40,11 @@ _PASSING_TYPES: Final = frozenset(
         "OSError",
     }
 )
+
+#: redis-py's or valkey-py's error of a server that does not know a script.
+_FORGOTTEN: Final = "NoScriptError"
+#: Tells a client that decodes replies to leave this one.
+_AS_IT_IS: Final[dict[str, Any]] = {"NEVER_DECODE": True}
 
 
 class Script:
@@ -93,19 +98,72 @@ class RedisConnection:
           StoreUnavailable: The server cannot be reached, or cannot serve now.
           StoreError: The server answered with any other error.
         """
-        client = self._connected()
-        try:
+
+        def perform(client: Any) -> Any:
             try:
-                reply = client.evalsha(script.sha, 1, key, *arguments)
+                return client.evalsha(script.sha, 1, key, *arguments)
             except Exception as error:
-                if type(error).__name__ != "NoScriptError":  # redis-py's or valkey-py's
+                if type(error).__name__ != _FORGOTTEN:
                     raise
-                reply = client.eval(script.text, 1, key, *arguments)
-        except Exception as error:
-            if not _is_of_client(error):
-                raise
-            raise self._translated(error, f"running {script.name}") from error
-        return _decoded(reply)
+                return client.eval(script.text, 1, key, *arguments)
+
+        return self.call(f"running {script.name}", perform)
+
+    def run_raw(self, script: Script, key: str, *arguments: str | int | bytes) -> Any:
+        """Run a script whose reply may be anything but text, also on a client that decodes what it gets.
+
+        Parameters:
+          script(Script): The script.
+          key(str): Its one key.
+          *arguments(str | int | bytes): Its arguments.
+
+        Returns:
+          Any: Its reply, nothing of it decoded.
+
+        Raises:
+          StoreUnavailable: The server cannot be reached, or cannot serve now.
+          StoreError: The server answered with any other error.
+        """
+
+        def perform(client: Any) -> Any:
+            try:
+                return client.execute_command("EVALSHA", script.sha, 1, key, *arguments, **_AS_IT_IS)
+            except Exception as error:
+                if type(error).__name__ != _FORGOTTEN:
+                    raise
+                return client.execute_command("EVAL", script.text, 1, key, *arguments, **_AS_IT_IS)
+
+        return self._attempt(f"running {script.name}", perform)
+
+    def run_each(self, script: Script, calls: Sequence[tuple[str | int | bytes, ...]]) -> list[Any]:
+        """Run a script on many keys, all in one round trip (on a cluster, one for each server that has some).
+
+        Each is an atomic step of its own.
+
+        Parameters:
+          script(Script): The script.
+          calls(Sequence[tuple]): For each time its one key, and its arguments.
+
+        Returns:
+          list[Any]: Its replies, nothing of them decoded.
+
+        Raises:
+          StoreUnavailable: The server cannot be reached, or cannot serve now.
+          StoreError: The server answered any of them with any other error.
+        """
+
+        def perform(client: Any) -> list[Any]:
+            replies = _pipelined(client, [("EVALSHA", script.sha, 1, *call) for call in calls])
+            forgotten = [at for at, reply in enumerate(replies) if type(reply).__name__ == _FORGOTTEN]
+            again = _pipelined(client, [("EVAL", script.text, 1, *calls[at]) for at in forgotten])
+            for at, reply in zip(forgotten, again, strict=True):
+                replies[at] = reply
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+            return replies
+
+        return cast("list[Any]", self._attempt(f"running {script.name}", perform))
 
     def call(self, what: str, perform: Callable[[Any], Any]) -> Any:
         """Do something with the client itself.
@@ -121,13 +179,7 @@ class RedisConnection:
           StoreUnavailable: The server cannot be reached, or cannot serve now.
           StoreError: The server answered with any other error.
         """
-        client = self._connected()
-        try:
-            return _decoded(perform(client))
-        except Exception as error:
-            if not _is_of_client(error):
-                raise
-            raise self._translated(error, what) from error
+        return _decoded(self._attempt(what, perform))
 
     def close(self) -> None:
         """Give back the connections, unless they are somebody else's."""
@@ -135,6 +187,15 @@ class RedisConnection:
             if isinstance(self._target, str) and self._client is not None:
                 self._client.close()
                 self._client = None
+
+    def _attempt(self, what: str, perform: Callable[[Any], Any]) -> Any:
+        client = self._connected()
+        try:
+            return perform(client)
+        except Exception as error:
+            if not _is_of_client(error):
+                raise
+            raise self._translated(error, what) from error
 
     def _connected(self) -> Any:
         if self._client is None:
@@ -181,6 +242,16 @@ def _client_of(url: str) -> Any:
         )
     except (ValueError, TypeError) as error:
         raise SetupError(f"not a usable Redis URL: {masked(url)}: {error}") from error
+
+
+def _pipelined(client: Any, commands: list[tuple[Any, ...]]) -> list[Any]:
+    """What each command was answered with, or the error."""
+    if not commands:
+        return []
+    with client.pipeline(transaction=False) as pipeline:
+        for command in commands:
+            pipeline.execute_command(*command, **_AS_IT_IS)
+        return list(pipeline.execute(raise_on_error=False))
 
 
 def _decoded(reply: Any) -> Any:
