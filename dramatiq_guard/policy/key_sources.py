@@ -23,7 +23,8 @@ KeyOf = Callable[[Sequence[Any], Mapping[str, Any], Any], Any]
 #: Gives the arguments of a message by the names of the parameters, defaults filled in.
 Bind = Callable[[Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
 
-_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+_ANY_MORE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 @runtime_checkable
@@ -210,20 +211,23 @@ def _by_position(function: Callable[..., Any], parameters: inspect.Signature, ac
     known = parameters.parameters.values()
     args = [None for parameter in known if parameter.kind in _NAMED]
     kwargs = {parameter.name: None for parameter in known if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-    if _takes(own, args, kwargs):
+    kinds = {parameter.kind for parameter in known}
+    # What an actor takes as *args or **kwargs may be all that the function asks for.
+    bind = own.bind_partial if kinds & _ANY_MORE else own.bind
+    if _takes(bind, args, kwargs):
         return True
     named = {parameter.name: None for parameter in known if parameter.kind in _NAMED} | kwargs
     # By name, what an actor's *args took would be lost.
-    if all(parameter.kind is not inspect.Parameter.VAR_POSITIONAL for parameter in known) and _takes(own, [], named):
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and _takes(bind, [], named):
         return False
     raise ValueError(
         f"the key function of actor {actor_name!r} takes {own}, but is called with the actor's arguments, {parameters}"
     )
 
 
-def _takes(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _takes(bind: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     try:
-        signature.bind(*args, **kwargs)
+        bind(*args, **kwargs)
     except TypeError:
         return False
     return True
