@@ -8,10 +8,12 @@ from __future__ import annotations
 from .classified import classified
 from .delivery import current_delivery
 from .errors import Defer, Fatal, GuardError, Permanent, Retryable
+from .idempotency.unique import enqueue_unique
 from .middleware.classify import Classify
 from .middleware.crash_on_fatal import CrashOnFatal
 from .middleware.dead_letter import DeadLetter
 from .middleware.graceful_shutdown import GracefulShutdown
+from .middleware.idempotency_guard import IdempotencyGuard
 from .middleware.jitter_backoff import JitterBackoff
 from .middleware.tracing import Tracing
 from .policy.explain import explain
@@ -28,6 +30,7 @@ __all__ = [
     "Fatal",
     "GracefulShutdown",
     "GuardError",
+    "IdempotencyGuard",
     "JitterBackoff",
     "Permanent",
     "Retryable",
@@ -37,6 +40,7 @@ __all__ = [
     "configure_telemetry",
     "connect",
     "current_delivery",
+    "enqueue_unique",
     "explain",
     "install",
 ]

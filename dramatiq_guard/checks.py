@@ -173,6 +173,13 @@ def stores_answer(setup: Setup) -> Iterator[Problem]:
             yield Problem("stores_answer", f"{type(middleware).__name__}: {error}")
 
 
+def of_the_middlewares(setup: Setup) -> Iterator[Problem]:
+    """What a middleware knows to be wrong with its own set-up."""
+    for middleware in _guards(setup):
+        if hasattr(middleware, "problems"):
+            yield from middleware.problems(setup)
+
+
 #: Every check, in the order in which their findings are reported.
 CHECKS: Final[tuple[Callable[[Setup], Iterator[Problem]], ...]] = (
     one_retry_middleware,
@@ -182,4 +189,5 @@ CHECKS: Final[tuple[Callable[[Setup], Iterator[Problem]], ...]] = (
     sound_actor_options,
     known_callbacks,
     stores_answer,
+    of_the_middlewares,
 )

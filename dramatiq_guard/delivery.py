@@ -15,6 +15,7 @@ from .errors import GuardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from dramatiq import Message
     from dramatiq.broker import MessageProxy
@@ -69,7 +70,10 @@ class Successor:
 
 
 class Delivery:
-    """One delivery of one message.  What actors see of it is `message_id`, `attempt`, `shutting_down`, `time_left()`.
+    """One delivery of one message.
+
+    What actors see of it is `message_id`, `attempt`, `shutting_down`, `time_left()`; guarded ones also `key`,
+    `key_for()`, `step()`, `atomic()`, `connection`, `fence`, `is_takeover`.
 
     Attributes:
       message(MessageProxy): Dramatiq's own proxy.
@@ -85,6 +89,7 @@ class Delivery:
         "actor_name",
         "began",
         "carrier",
+        "claim",
         "consumer",
         "decision",
         "dues",
@@ -101,6 +106,7 @@ class Delivery:
         "options",
         "parted",
         "replaced",
+        "replayed",
         "result",
         "returned",
         "said",
@@ -136,6 +142,10 @@ class Delivery:
         self.interrupts: Any = None
         #: Written by CrashOnFatal: what is held against the message, if anything.
         self.suspicion: Any = None
+        #: Written by IdempotencyGuard: the key that is held for this run, and what was done under it.
+        self.claim: Any = None
+        #: By the same: what the actor ended with is the failure of an earlier delivery, whose callback was told of it.
+        self.replayed = False
         #: Written by Classify.
         self.verdict: Verdict | None = None
         #: Written by JitterBackoff: what is to be done, and the copy that does it.
@@ -190,6 +200,126 @@ class Delivery:
             is interrupted for that; 0 when that is over, ``None`` without a limit.
         """
         return None if self.interrupts is None else self.interrupts.time_left()
+
+    # -- what a guarded actor has more ---------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """The idempotency key of this work, printable ASCII: the same over all its deliveries.
+
+        Raises:
+          GuardError: The actor is not guarded.
+        """
+        return str(self._claim("key").key)
+
+    @property
+    def fence(self) -> int:
+        """A number that is larger than that of any earlier run of this key, for resources that can compare it.
+
+        Raises:
+          GuardError: The actor is not guarded.
+        """
+        return int(self._claim("fence").fence)
+
+    @property
+    def is_takeover(self) -> bool:
+        """Whether an earlier run of this key ended without a word, so that its effect may have happened."""
+        return self.claim is not None and bool(self.claim.is_takeover)
+
+    @property
+    def connection(self) -> Any:
+        """The connection of the transaction that an actor with ``idempotent="inbox"`` runs in.
+
+        Raises:
+          GuardError: There is none.
+        """
+        connection = self._claim("connection").connection
+        if connection is None:
+            raise GuardError(
+                "This delivery runs in no transaction: declare the actor with idempotent='inbox', or use "
+                "current_delivery().atomic() in one with idempotent='atomic'."
+            )
+        return connection
+
+    def key_for(self, name: str, *, generation: int = 0) -> str:
+        """The key to give to a third party for one of the things that this work does.
+
+        Parameters:
+          name(str): What is done, e.g. ``"refund"``.
+          generation(int): Another gives another key: only after the third party said that nothing was done.
+
+        Returns:
+          str: A UUID of 36 ASCII characters; the same over retries, redeliveries, takeovers and replays.
+
+        Raises:
+          GuardError: The actor is not guarded.
+        """
+        return str(self._claim("key_for()").key_for(name, generation=generation))
+
+    def step(
+        self,
+        name: str,
+        perform: Callable[[str], Any],
+        *,
+        key_ttl: int | None = None,
+        at_most_once: bool = False,
+        reconcile: Callable[[str], Any] | None = None,
+    ) -> Any:
+        """Do one thing of this work, and remember what it returned: another run of the key does not do it again.
+
+        In an async actor it is to be awaited, and `perform` may return an awaitable.
+
+        Parameters:
+          name(str): What is done; unique in a run, and kept over deploys.
+          perform(Callable[[str], Any]): Does it; is given ``key_for(name)``, for the third party.  What it returns has
+            to be plain values.
+          key_ttl(int | None): For how many milliseconds the third party remembers the key; after that a run that does
+            not know whether the step was done asks `reconcile`, or is parked.
+          at_most_once(bool): Note first that the step has begun: if its process dies in it, another run asks
+            `reconcile`, or is parked, and does not do it again.
+          reconcile(Callable[[str], Any] | None): Finds out by the key whether it was done: `reconcile.Done`,
+            `reconcile.NotDone`, `reconcile.Unknown`.
+
+        Returns:
+          Any: What `perform` returned, as it was stored.
+
+        Raises:
+          GuardError: The actor is not guarded.
+
+        Example:
+          >>> charge_id = current_delivery().step("charge", lambda key: gateway.charge(cents, key=key).id)
+        """
+        return self._claim("step()").step(
+            name, perform, key_ttl=key_ttl, at_most_once=at_most_once, reconcile=reconcile
+        )
+
+    def atomic(self, result: Any = None, *, step: str | None = None) -> AbstractContextManager[Any]:
+        """Open a transaction that commits the user's rows and completes the key together, or neither.
+
+        Parameters:
+          result(Any): What duplicates of this work get; plain values.  It is what this run returns, too.
+          step(str | None): Record *result* as the value of this step in place of completing the key.
+
+        Returns:
+          AbstractContextManager: Gives the connection of the guard's store.
+
+        Raises:
+          GuardError: The actor is not guarded.
+
+        Example:
+          >>> with current_delivery().atomic(result={"order": order_id}) as connection:
+          ...     connection.execute("insert into payments …")
+        """
+        opened: AbstractContextManager[Any] = self._claim("atomic()").atomic(result, step=step)
+        return opened
+
+    def _claim(self, what: str) -> Any:
+        if self.claim is None:
+            raise GuardError(
+                f"This delivery has no {what}: its actor is not guarded. Declare it with idempotency_key=… or "
+                "idempotent=True, and add IdempotencyGuard to the stack."
+            )
+        return self.claim
 
     def __repr__(self) -> str:
         return f"Delivery({self.actor_name} {self.message_id}, attempt {self.attempt})"

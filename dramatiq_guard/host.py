@@ -252,6 +252,14 @@ _PARTS_KEPT: Final = 86_400_000
 _SCRIPTS: Final = "_dramatiq_guard_scripts"
 
 
+def redis_run_id(broker: Any) -> str | None:
+    """Which server the broker's Redis is; ``None`` if it does not say."""
+    try:
+        return str(broker.client.info("server")["run_id"])
+    except Exception:  # noqa: BLE001 - it is out of reach, or INFO is forbidden
+        return None
+
+
 def redis_ack_set(broker: Any, queue_name: str) -> str:
     """The key of the set of ids that this process has fetched from a queue and not settled."""
     return f"{broker.namespace}:__acks__.{broker.broker_id}.{queue_name}"

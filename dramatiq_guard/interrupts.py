@@ -15,6 +15,7 @@ from dramatiq.middleware import Shutdown, TimeLimitExceeded
 from dramatiq.middleware.threading import Interrupt
 
 from . import clock, host
+from .errors import LeaseLost
 
 __all__ = ["Interrupts", "Run", "call_interruptibly"]
 
@@ -28,7 +29,7 @@ class Run:
       notify(bool): Whether it wants to be interrupted by a shutdown (Dramatiq's ``notify_shutdown``).
     """
 
-    __slots__ = ("deadline", "interrupts", "limit_at", "notify", "raised", "thread_id", "time_limit")
+    __slots__ = ("deadline", "interrupts", "leased_until", "limit_at", "notify", "raised", "thread_id", "time_limit")
 
     def __init__(self, interrupts: Interrupts, time_limit: float | None, notify: bool) -> None:
         self.interrupts = interrupts
@@ -38,6 +39,8 @@ class Run:
         #: When the time limit is over; and the same, until it has been raised.
         self.limit_at: int | None = None
         self.deadline: int | None = None
+        #: Until when nobody else may do this work; written by whoever renews the lease.
+        self.leased_until: int | None = None
         self.raised = False
 
     @property
@@ -125,6 +128,22 @@ class Interrupts:
                 self._raise(run, Shutdown)
         return len(running)
 
+    def interrupt(self, run: Run, kind: type[Interrupt]) -> bool:
+        """Interrupt one run, if it is armed.
+
+        Parameters:
+          run(Run): The run.
+          kind(type[Interrupt]): What is raised in it.
+
+        Returns:
+          bool: Whether it was; not under gevent, where only Dramatiq's own two interrupts work.
+        """
+        with self._lock:
+            if self._runs.get(run.thread_id) is not run:
+                return False
+            self._raise(run, kind)
+        return True
+
     def overdue(self, milliseconds: int) -> list[tuple[int, Run]]:
         """The runs, with their threads, that go on so long after their time limit was over."""
         latest = clock.monotonic() - milliseconds
@@ -180,6 +199,13 @@ class Interrupts:
                         )
                         run.deadline = None
                         self._raise(run, TimeLimitExceeded)
+                    if run.leased_until is not None and now + self.interval >= run.leased_until:
+                        # Not a moment later: then another may have the key, and both would work.
+                        self.logger.warning(
+                            "The lease could not be renewed. Raising exception in worker thread %r.", run.thread_id
+                        )
+                        run.leased_until = None
+                        self._raise(run, LeaseLost)
 
 
 def gevent_notifier() -> Any:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "dramatiq_guard"
 #: the module or for everything below it, unless something below it is named itself.
 LAYERS = (
     ("policy",),
-    ("errors", "clock", "version"),
+    ("errors", "clock", "version", "reconcile"),
     (
         *("delivery", "options", "history", "host", "interrupts", "async_actors"),
         *("settle.killpoints", "settle.redis_scripts", "exits.processes"),
@@ -22,7 +22,7 @@ LAYERS = (
     ("telemetry",),
     ("stores",),
     (
-        *("seam", "settle", "exits", "probing"),
+        *("seam", "settle", "exits", "probing", "idempotency"),
         *("checks", "substitutes", "failure_log", "boot_log", "wiring"),
     ),
     ("middleware",),

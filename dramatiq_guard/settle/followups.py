@@ -124,6 +124,8 @@ def _callback(
     result: Any = None,
     exception: BaseException | None = None,
 ) -> None:
+    if exception is not None and delivery.replayed:
+        return  # whoever was to be told of this failure has been
     name = "on_success" if exception is None else "on_failure"
     target = message.options.get(name) or broker.get_actor(message.actor_name).options.get(name)
     if not target:

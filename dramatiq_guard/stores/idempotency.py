@@ -216,9 +216,14 @@ class Posture:
 class IdempotencyStore(Protocol):
     """Keeps records of keys.  Safe to use from many threads, and from processes forked after it was made.
 
+    Attributes:
+      engine(str): What kind of server it is, as OpenTelemetry calls it: ``redis``, ``postgresql``, ``memory``.
+
     Each method raises `StoreUnavailable` where the store cannot be reached or cannot write now, and `StoreError` for
     all else.  A key is a string of at most 255 ASCII characters.
     """
+
+    engine: str
 
     def claim(
         self,
@@ -235,7 +240,8 @@ class IdempotencyStore(Protocol):
 
         Parameters:
           key(str): The key.
-          owner(str): Who asks, for people.
+          owner(str): Who asks: another for each delivery.  If it holds the key already, since the answer to its first
+            claim was lost, it is given the same fence once more (``fresh``), and its lease begins anew.
           lease(int): For how many milliseconds nobody else may take it.
           retention(int): How many milliseconds the record lives from now on, beyond its lease.
           fingerprint(bytes | None): The payload's; ``None`` compares with nothing, and a record without one fits all.

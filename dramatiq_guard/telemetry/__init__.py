@@ -14,6 +14,7 @@ docs/telemetry.md has the tables.
 `exceptions`  an exception as span event or log record
 `steps`       what happens between attempts, and the settle span
 `setup`       `configure_telemetry`
+`keys`        what happens to an idempotency key
 `handover`    the bounded flush
 ============  ==========================================================================
 
@@ -30,6 +31,7 @@ from .attempts import attempt_began, attempt_ended
 from .carrier import traceparent
 from .ends import crashed, crashes_uncounted, ended, job_stuck, quarantined
 from .handover import FLUSH_TIMEOUT, flush
+from .keys import key_operation
 from .sends import Carrying, Sending, replaying, send_began, send_ended
 from .setup import boot, configure_telemetry
 from .signals import here, idle, quiet
@@ -65,6 +67,7 @@ __all__ = [
     "ended",
     "flush",
     "job_stuck",
+    "key_operation",
     "letters_purged",
     "promotes",
     "quarantined",

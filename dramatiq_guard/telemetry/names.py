@@ -44,6 +44,9 @@ SENT: Final = "dramatiq_guard.settle.sent"
 HOLDS: Final = "dramatiq_guard.settle.holds"
 HELD: Final = "dramatiq_guard.settle.held"
 PART: Final = "dramatiq_guard.settle.part"
+DB_SYSTEM: Final = "db.system.name"
+FENCE: Final = "dramatiq_guard.idempotency.fence"
+KEY_OPERATION: Final = "dramatiq_guard.idempotency.operation"
 BOUND: Final = "dramatiq_guard.retention.bound"
 
 # -- spans ---------------------------------------------------------------------------------------------------------
@@ -54,6 +57,7 @@ SPAN_SETTLE: Final = "dramatiq_guard.settle"
 SPAN_DEAD_LETTER: Final = "dramatiq_guard.dead_letter"
 SPAN_CRASH: Final = "dramatiq_guard.crash"
 SPAN_SHUTDOWN: Final = "dramatiq_guard.shutdown"
+SPAN_IDEMPOTENCY: Final = "dramatiq_guard.idempotency"
 SPAN_REPLAY: Final = "dramatiq_guard.replay"
 
 #: The event, and the log record, of an exception.
@@ -77,6 +81,8 @@ CRASHES: Final = "dramatiq_guard.crashes"
 CRASHES_UNCOUNTED: Final = "dramatiq_guard.crashes.uncounted"
 JOBS_STUCK: Final = "dramatiq_guard.jobs.stuck"
 QUARANTINED_MESSAGES: Final = "dramatiq_guard.quarantined.messages"
+KEY_DECISIONS: Final = "dramatiq_guard.idempotency.decisions"
+KEY_DURATION: Final = "dramatiq_guard.idempotency.operation.duration"
 SHUTDOWN_DURATION: Final = "dramatiq_guard.shutdown.duration"
 
 # How a worker process ends.

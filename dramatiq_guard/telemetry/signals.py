@@ -223,6 +223,10 @@ class Meters:
         self.shutdown_duration = _histogram(
             meter, names.SHUTDOWN_DURATION, "How long worker processes took to end.", _WORK
         )
+        self.key_decisions = counter(
+            names.KEY_DECISIONS, "{operation}", "Words with the store of the idempotency keys, by what came of them."
+        )
+        self.key_duration = _histogram(meter, names.KEY_DURATION, "How long each took.", _WORK)
         self.held = counter(names.SETTLEMENT_HELD, "{hold}", "Times a settlement had to wait, by part.")
 
 

@@ -1,0 +1,142 @@
+"""How a run ends at its key: completed with its result, given back, or its failure remembered.
+
+The effect has happened when the actor returns, so from then on nothing but another owner of the key keeps it from being
+recorded: while the store is out the message waits at the settle barrier.  A key is given back before the retry is sent,
+since that must find it free; and it, too, waits at the barrier, lest a lease that runs out look like a crash.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import telemetry
+from ..delivery import Due
+from ..errors import Defer, StoreUnavailable
+from ..settle.killpoints import reach
+from ..stores.idempotency import DONE, FAILURE, Ended
+from .claimed import patiently
+from .values import decode, failed, finished, replayed_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..delivery import Delivery
+    from .claimed import Claimed
+    from .keyring import Keyring
+
+__all__ = ["complete", "give_back", "note_result"]
+
+#: Milliseconds after which a run whose key was taken over looks for what became of it.
+_FENCED_OUT = 1_000
+
+
+def complete(keyring: Keyring, delivery: Delivery, claimed: Claimed, result: Any) -> Any:
+    """Record what the actor returned.
+
+    Returns:
+      Any: What this delivery returns: the same, or the result that stands if another run has finished first.
+
+    Raises:
+      Defer: Another run holds the key.
+      ReplayedFailure: Another run has finished first, with a failure that is remembered.
+    """
+    plan = claimed.plan
+    if claimed.completed:  # by atomic()
+        keyring.leases.drop(claimed)
+        reach("after-complete")
+        return claimed.result
+    if plan.mode == "atomic":
+        keyring.say_once(
+            "no atomic()",
+            plan,
+            "Actor %r is declared with idempotent='atomic', and message %r returned without atomic(result=…): its key "
+            "was completed apart from its rows.",
+            plan.actor,
+            delivery.message_id,
+        )
+    note_result(keyring, claimed, result)
+    claimed.completing = True
+    reach("before-complete")
+    try:
+        ended = patiently(plan.store_wait, lambda: _finish(keyring, delivery, claimed))
+    except StoreUnavailable as error:
+        keyring.logger.warning("Key %s is done, and waits to be recorded: %s", claimed.key, error)
+        _owe(keyring, delivery, claimed, "complete", lambda: _finish(keyring, delivery, claimed))
+        return result
+    keyring.leases.drop(claimed)
+    reach("after-complete")
+    if ended.ours:
+        return result
+    keyring.logger.warning(
+        "Message %r: key %s was taken over while the actor ran; this run's result does not count.",
+        delivery.message_id,
+        claimed.key,
+    )
+    if ended.state != DONE:
+        raise Defer(f"key {claimed.key} is held by another run by now", delay=_FENCED_OUT)
+    if ended.flags & FAILURE and ended.result is not None:
+        raise replayed_failure(ended.result)
+    return None if ended.result is None else decode(ended.result)
+
+
+def give_back(keyring: Keyring, delivery: Delivery, claimed: Claimed, error: BaseException) -> None:
+    """Give the key of a run that failed back, or remember its failure."""
+    if claimed.completed:  # atomic() had committed, and something broke after it
+        keyring.leases.drop(claimed)
+        return
+    claimed.completing = True
+    remembered = isinstance(error, claimed.plan.remember_failures)
+    name: str
+    perform: Callable[[], object]
+    if remembered:
+        claimed.finish = failed(error)
+        name, perform = "complete", lambda: _finish(keyring, delivery, claimed)
+    else:
+        name, perform = "release", lambda: _release(keyring, claimed)
+    reach(f"before-{name}")
+    try:
+        perform()
+    except StoreUnavailable as unavailable:
+        keyring.logger.warning("Key %s waits for its %s: %s", claimed.key, name, unavailable)
+        _owe(keyring, delivery, claimed, name, perform)
+        return
+    keyring.leases.drop(claimed)
+    reach(f"after-{name}")
+
+
+def note_result(keyring: Keyring, claimed: Claimed, result: Any) -> None:
+    """Write down how the key will be completed, and say so where the result cannot be kept."""
+    claimed.result = result
+    claimed.finish, omitted = finished(result, claimed.plan.max_result)
+    if omitted is not None:
+        keyring.say_once(
+            "omitted", claimed.plan, "The result of actor %r is not kept: %s.", claimed.plan.actor, omitted
+        )
+
+
+def _finish(keyring: Keyring, delivery: Delivery, claimed: Claimed) -> Ended:
+    finish = claimed.finish
+    assert finish is not None  # noqa: S101 - whoever completes has written it down
+    with telemetry.key_operation("complete", claimed.plan.engine) as operation:
+        ended = keyring.store.complete(
+            claimed.key, claimed.fence, finish, retention=keyring.retention(claimed.plan, delivery)
+        )
+        operation.outcome, operation.fence = "completed" if ended.ours else "lost", claimed.fence
+    claimed.completed = ended.ours
+    return ended
+
+
+def _release(keyring: Keyring, claimed: Claimed) -> None:
+    with telemetry.key_operation("release", claimed.plan.engine) as operation:
+        released = keyring.store.release(claimed.key, claimed.fence)
+        operation.outcome, operation.fence = "released" if released else "lost", claimed.fence
+
+
+def _owe(keyring: Keyring, delivery: Delivery, claimed: Claimed, name: str, perform: Callable[[], object]) -> None:
+    """Have the settle barrier do what the store could not take now; the lease is kept meanwhile."""
+
+    def settle() -> None:
+        perform()
+        keyring.leases.drop(claimed)
+
+    delivery.dues.append(Due(name, settle))
