@@ -119,6 +119,7 @@ def test_middlewares_know_neither_each_other_nor_a_concrete_store() -> None:
             f".{module}",
             ".middleware.base",
             ".stores.protocols",
+            ".stores.idempotency",
         }
 
     _forbid("middleware", when=forbidden)
