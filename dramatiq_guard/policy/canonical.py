@@ -111,7 +111,7 @@ def _typed(value: object) -> list[Any]:
 def _decimal(value: Decimal) -> str:
     """Spelt from its digits: `Decimal.normalize` would round to the precision of the thread's context."""
     sign, digits, exponent = value.as_tuple()
-    text = "".join(map(str, digits)).lstrip("0")
+    text = "".join(map(str, digits))
     shorter = text.rstrip("0")
     if not shorter:
         return "0E0"

@@ -139,6 +139,8 @@ def test_what_arrives_as_the_same_is_the_same_key(one: object, other: object) ->
         ("1E+2", "1E2"),
         ("-0.50", "-5E-1"),
         ("0", "0E0"),
+        ("007", "7E0"),
+        ("0.0070", "7E-3"),
         ("-0.00", "0E0"),
         ("1E+999999", "1E999999"),
         ("12345678901234567890123456789012345678.90", "123456789012345678901234567890123456789E-1"),
@@ -179,6 +181,12 @@ def test_what_makes_no_good_key_is_refused_by_its_type(value: object, says: str)
     """The error names the type, and what to write instead."""
     with pytest.raises(TypeError, match=re.escape(says)):
         canonical(value)
+
+
+def test_a_class_that_is_only_called_uuid_is_refused() -> None:
+    """Nobody knows what its text says of it."""
+    with pytest.raises(TypeError, match="UUID: write what identifies it"):
+        canonical(type("UUID", (), {})())
 
 
 def test_a_list_that_contains_itself_is_refused() -> None:

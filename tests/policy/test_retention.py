@@ -57,7 +57,8 @@ def test_what_our_own_backoff_comes_to(max_retries: int, max_backoff: int, sleep
 
 
 @pytest.mark.parametrize(
-    "backoff", [Backoff(), Backoff(0), Backoff(1, 10), Backoff(1, 50, "full", [5, 99]), Backoff(jitter="equal")]
+    "backoff",
+    [Backoff(), Backoff(0), Backoff(1), Backoff(1, 10), Backoff(1, 50, "full", [5, 99]), Backoff(jitter="equal")],
 )
 @pytest.mark.parametrize("max_retries", [0, 1, 2, 3, 20, 40, 100])
 def test_they_are_what_the_timetable_shows(backoff: Backoff, max_retries: int) -> None:
