@@ -135,10 +135,11 @@ class RedisIdempotency:
         return bool(self._connection.call("looking for a name", lambda client: client.exists(self._marks + name)))
 
     def reserve(self, name: str, holder: str, *, ttl: int) -> str:
-        return str(self._connection.run(RESERVE, self._names + name, clean(holder), ttl))
+        has: bytes = self._connection.run_raw(RESERVE, self._names + name, _text(holder), ttl)
+        return has.decode()
 
     def unreserve(self, name: str, holder: str) -> bool:
-        return bool(self._connection.run(UNRESERVE, self._names + name, clean(holder)))
+        return bool(self._connection.run_raw(UNRESERVE, self._names + name, _text(holder)))
 
     def purge(self, *, limit: int = 1_000) -> int:  # the server does it
         return 0
