@@ -8,7 +8,8 @@ same lock that raises; an interrupt that was raised but has not arrived is taken
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dramatiq.logging import get_logger
 from dramatiq.middleware import Shutdown, TimeLimitExceeded
@@ -16,6 +17,9 @@ from dramatiq.middleware.threading import Interrupt
 
 from . import clock, host
 from .errors import LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Interrupts", "Run", "call_interruptibly"]
 
@@ -29,7 +33,18 @@ class Run:
       notify(bool): Whether it wants to be interrupted by a shutdown (Dramatiq's ``notify_shutdown``).
     """
 
-    __slots__ = ("deadline", "interrupts", "leased_until", "limit_at", "notify", "raised", "thread_id", "time_limit")
+    __slots__ = (
+        "deadline",
+        "interrupts",
+        "leased_until",
+        "limit_at",
+        "notify",
+        "pending",
+        "raised",
+        "shields",
+        "thread_id",
+        "time_limit",
+    )
 
     def __init__(self, interrupts: Interrupts, time_limit: float | None, notify: bool) -> None:
         self.interrupts = interrupts
@@ -42,11 +57,29 @@ class Run:
         #: Until when nobody else may do this work; written by whoever renews the lease.
         self.leased_until: int | None = None
         self.raised = False
+        #: How deep it is in what must not be torn, and what is to be raised once it is out of that.
+        self.shields = 0
+        self.pending: type[Interrupt] | None = None
 
     @property
     def shutting_down(self) -> bool:
         """Whether the worker has been told to stop."""
         return self.interrupts.shutting_down
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Let nothing interrupt what the user's function has us do in the middle of it: a word with a store, a commit.
+
+        What was to be raised meanwhile is raised at the end.  In other threads than the run's nothing is raised anyway.
+        """
+        if threading.get_ident() != self.thread_id:
+            yield
+            return
+        self.interrupts.shield(self)
+        try:
+            yield
+        finally:
+            self.interrupts.unshield(self)
 
     def time_left(self) -> int | None:
         """Milliseconds until the time limit, or until a shutdown interrupts it; ``None`` with neither."""
@@ -144,6 +177,30 @@ class Interrupts:
             self._raise(run, kind)
         return True
 
+    def shield(self, run: Run) -> None:
+        """Raise nothing in a run for a while; what was raised before arrives here."""
+        shielded = False
+        try:
+            with self._lock:
+                run.shields += 1
+                shielded = True
+            for _ in range(100):  # backward jumps, at which a thread looks for what was raised in it
+                pass
+        except BaseException:
+            if shielded:
+                run.shields -= 1
+            raise
+
+    def unshield(self, run: Run) -> None:
+        """Let a run be interrupted again, and interrupt it if that was to be done meanwhile."""
+        kind = None
+        with self._lock:
+            run.shields = max(0, run.shields - 1)
+            if not run.shields:
+                kind, run.pending = run.pending, None
+        if kind is not None:
+            raise kind
+
     def overdue(self, milliseconds: int) -> list[tuple[int, Run]]:
         """The runs, with their threads, that go on so long after their time limit was over."""
         latest = clock.monotonic() - milliseconds
@@ -179,6 +236,7 @@ class Interrupts:
             return
         with self._lock:
             self._runs.pop(run.thread_id, None)
+            run.shields, run.pending = 0, None
             if run.raised:
                 run.raised = False
                 host.clear_interrupt()
@@ -186,6 +244,9 @@ class Interrupts:
     def _raise(self, run: Run, kind: type[Interrupt]) -> None:
         """Raise in the run's thread; the caller holds the lock."""
         run.raised = True
+        if run.shields:
+            run.pending = kind
+            return
         host.raise_thread_exception(run.thread_id, kind)
 
     def _watch(self) -> None:

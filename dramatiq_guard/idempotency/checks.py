@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import clock, host
-from ..checks import Problem
+from ..checks import Problem, guards_of
 from ..errors import StoreError
 from .retention import longest_of, retention_of
 
@@ -28,6 +28,7 @@ def problems_of(guard: Any, setup: Setup) -> Iterator[Problem]:
       guard(IdempotencyGuard): The guard.
       setup(Setup): The broker.
     """
+    yield from _alone(setup)
     yield from _too_short(guard, setup)
     if not guard.plans:
         return
@@ -38,6 +39,15 @@ def problems_of(guard: Any, setup: Setup) -> Iterator[Problem]:
     yield from _forgetful(guard, posture)
     yield from _shared(posture, setup)
     yield from _clocks(posture, setup)
+
+
+def _alone(setup: Setup) -> Iterator[Problem]:
+    if not any(hasattr(m, "decide") for m in guards_of(setup.broker)):
+        yield Problem(
+            "puts_off",
+            "IdempotencyGuard puts duplicates of running work off, which needs JitterBackoff: Dramatiq's own "
+            "Retries would count each as a failed attempt. Add JitterBackoff().",
+        )
 
 
 def _too_short(guard: Any, setup: Setup) -> Iterator[Problem]:

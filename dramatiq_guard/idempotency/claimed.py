@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import clock, telemetry
@@ -57,6 +57,7 @@ class Claimed:
         "finish",
         "key",
         "lost",
+        "owed",
         "plan",
         "renew_at",
         "result",
@@ -89,6 +90,8 @@ class Claimed:
         self.completed = False
         self.finish: Finish | None = None
         self.result: Any = None
+        #: What the store could not take when the run ended, and has to be told yet.
+        self.owed: Callable[[], object] | None = None
         self._used: set[str] = set()
         self._local = threading.Lock()
 
@@ -199,7 +202,7 @@ class Claimed:
         if store is None:
             return
         try:
-            with telemetry.key_operation("step", self.plan.engine) as operation:
+            with self._shielded(), telemetry.key_operation("step", self.plan.engine) as operation:
                 held = patiently(self.plan.store_wait, lambda: store.step(self.key, self.fence, name, data))
                 operation.outcome, operation.fence = "recorded" if held else "lost", self.fence
         except StoreUnavailable as error:
@@ -233,11 +236,20 @@ class Claimed:
             raise Permanent(f"the result of atomic() cannot be stored ({error}): give plain values") from error
         store: Any = self.store
         reach("before-atomic")
+        transaction = store.atomic(self.key, self.fence, Finish(data), step=step)
         try:
-            with store.atomic(self.key, self.fence, Finish(data), step=step) as connection:
+            with self._shielded():
+                connection = transaction.__enter__()
+            try:
                 yield connection
-                reach("before-commit")
-                self.completing = step is None
+            except BaseException as error:
+                with self._shielded():
+                    transaction.__exit__(type(error), error, error.__traceback__)
+                raise
+            reach("before-commit")
+            self.completing = step is None
+            with self._shielded():
+                transaction.__exit__(None, None, None)
         except BaseException as error:
             self.completing = False
             if not isinstance(error, StoreUnavailable):
@@ -246,6 +258,10 @@ class Claimed:
         if step is None:
             self.completed, self.result = True, result
         reach("after-commit")
+
+    def _shielded(self) -> AbstractContextManager[None]:
+        """Nothing may tear a word with the store, which would leave its connection between question and answer."""
+        return nullcontext() if self.run is None else self.run.shielded()
 
     def park(self, why: str) -> None:
         """Give the key over to a person.
@@ -256,7 +272,8 @@ class Claimed:
         store = self.store
         if store is not None:
             try:
-                held = patiently(self.plan.store_wait, lambda: store.park(self.key, self.fence))
+                with self._shielded():
+                    held = patiently(self.plan.store_wait, lambda: store.park(self.key, self.fence))
             except StoreUnavailable as error:
                 raise Defer(f"key {self.key} cannot be parked now: {error}") from error
             if not held:

@@ -133,10 +133,10 @@ def _release(keyring: Keyring, claimed: Claimed) -> None:
 
 
 def _owe(keyring: Keyring, delivery: Delivery, claimed: Claimed, name: str, perform: Callable[[], object]) -> None:
-    """Have the settle barrier do what the store could not take now; the lease is kept meanwhile."""
+    """Hold the message at the settle barrier until the store has been told what it could not take now.
 
-    def settle() -> None:
-        perform()
-        keyring.leases.drop(claimed)
-
-    delivery.dues.append(Due(name, settle))
+    The lease is kept meanwhile, and its thread tries, too: the message may be lost to another consumer, and then nobody
+    asks the barrier again.
+    """
+    claimed.owed = perform
+    delivery.dues.append(Due(name, lambda: keyring.leases.pay(claimed)))

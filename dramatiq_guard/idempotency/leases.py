@@ -78,11 +78,24 @@ class Leases:
         with self._lock:
             self._held.pop(id(claimed), None)
 
+    def pay(self, claimed: Claimed) -> None:
+        """Tell the store what it could not take when the run ended, and keep the claim alive no more.
+
+        Raises:
+          StoreUnavailable: It cannot take it now either.
+        """
+        owed = claimed.owed
+        if owed is not None:
+            owed()  # twice does no harm: the fence tells
+            claimed.owed = None
+        self.drop(claimed)
+
     def renew(self) -> None:
         """Renew what has to be."""
         now = clock.monotonic()
         with self._lock:
             due = [each for each in self._held.values() if each.renew_at <= now and not each.lost]
+            owing = [each for each in self._held.values() if each.owed is not None]
         by_lease = defaultdict(list)
         for claimed in due:
             limit = None if claimed.run is None else claimed.run.limit_at
@@ -98,6 +111,8 @@ class Leases:
                         claimed.run.leased_until = asked_at + lease
                 else:
                     self._lost(claimed)
+        for claimed in owing:
+            self.pay(claimed)
 
     def _lost(self, claimed: Claimed) -> None:
         with self._lock:

@@ -60,6 +60,8 @@ class _Record:
 class MemoryIdempotency:
     """An `IdempotencyStore` that is gone with its process."""
 
+    engine = "memory"
+
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
         #: Until when a name is noted.

@@ -47,6 +47,8 @@ class RedisIdempotency:
       prefix(str): What all keys begin with.
     """
 
+    engine = "redis"
+
     def __init__(self, connection: RedisConnection, *, prefix: str = "dramatiq-guard") -> None:
         self._connection = connection
         self._base = f"{prefix}:key:"
