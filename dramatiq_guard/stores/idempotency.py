@@ -9,6 +9,7 @@ from    by                                               to
 absent  `claim`                                          ``held``, with the next fence
 free    `claim`                                          ``held``, with the next fence; its steps are kept
 held    `claim`, its lease over                          ``held``, with the next fence, one crash more: a takeover
+held    `claim` by the same owner                        ``held``, with the same fence: its first answer was lost
 held    `claim` with ``park``, its lease over            ``parked``, one crash more: nobody knows whether the effect
                                                          happened
 held    `complete`                                       ``done``, with the result
@@ -25,8 +26,8 @@ Of a ``held`` record only the holder of its fence changes anything; fences of a 
 ``done`` is final until it expires; steps only grow.  A released record is kept: when its key was first claimed, and how
 often, is what tells how long a third party has known the keys of its steps.
 
-No claim can be told from another: one whose reply was lost, and that is repeated, is ``busy`` until its own lease is
-over.  A `complete` can be repeated: by the same fence it is done by the same.
+What was asked again since its answer was lost is answered as it was: a claim by its owner, whether or not its lease is
+over; a `complete` by its fence.
 
 The lease is a field of the record, its retention is how long the record lives.  A record expires `retention` after its
 last claim, and not before its lease.  This module must not know any middleware.

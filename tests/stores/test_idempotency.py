@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -36,8 +37,12 @@ ABOUT = 2_000
 EVERY_BYTE = bytes(range(256))
 
 
+_owners = itertools.count(1)
+
+
 def claim(store: IdempotencyStore, key: str = "k", **known: Any) -> Claim:
-    return store.claim(key, **{"owner": "me", "lease": LONG, "retention": DAY, **known})
+    """Claim a key, by default for an owner that nobody else is."""
+    return store.claim(key, **{"owner": f"owner {next(_owners)}", "lease": LONG, "retention": DAY, **known})
 
 
 def read(store: IdempotencyStore, key: str = "k") -> Record:
@@ -71,7 +76,7 @@ def done(store: IdempotencyStore, key: str = "k", result: bytes | None = b"r", f
 
 def test_the_claim_of_an_absent_key_is_fresh(idempotency: IdempotencyStore) -> None:
     """It is held from now on, by the clock of the store."""
-    claimed = claim(idempotency)
+    claimed = claim(idempotency, owner="me")
 
     assert (FRESH, 1, 0, True) == (claimed.answer, claimed.attempts, claimed.crashes, claimed.same)
     assert claimed.fence > 0
@@ -98,10 +103,44 @@ def test_the_claim_of_a_held_key_is_busy(idempotency: IdempotencyStore) -> None:
     _same(before, read(idempotency))
 
 
-def test_a_claim_cannot_be_repeated(idempotency: IdempotencyStore) -> None:
-    """Nobody can be told from another: whoever lost the reply to a claim waits until its own lease is over."""
-    assert FRESH == claim(idempotency).answer
-    assert BUSY == claim(idempotency).answer
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("park", [False, True])
+def test_an_owner_that_was_not_told_asks_again(idempotency: IdempotencyStore, over: bool, park: bool) -> None:
+    """It has the key already, by the same fence, whether or not its lease is over; nothing is counted."""
+    take = run_out if over else claim
+    taken = take(idempotency, owner="Ünïcode ☃", fingerprint=b"f", retention=10_000)
+    idempotency.step("k", taken.fence, "s", b"v")
+
+    again = claim(idempotency, owner="Ünïcode ☃", fingerprint=b"f", lease=2 * LONG, park=park)
+
+    assert (FRESH, taken.fence, 1, 0, {"s": b"v"}) == (
+        again.answer,
+        again.fence,
+        again.attempts,
+        again.crashes,
+        again.steps,
+    )
+    record = read(idempotency)
+    assert (HELD, again.now + 2 * LONG) == (record.state, record.lease_until)
+    assert abs(record.expires_at - (again.now + 2 * LONG + DAY)) <= ABOUT
+    assert taken.first_claim_at == again.first_claim_at == record.first_claim_at
+    assert BUSY == claim(idempotency, park=park).answer
+    assert Ended(DONE, ours=True) == idempotency.complete("k", taken.fence, Finish(), retention=DAY)
+
+
+def test_an_owner_that_was_fenced_out_is_like_any_other(idempotency: IdempotencyStore) -> None:
+    """Its name gets it nothing once another has the key, or once it gave it back."""
+    run_out(idempotency, owner="me")
+    taken = claim(idempotency, owner="you")
+    assert BUSY == claim(idempotency, owner="me").answer
+    idempotency.release("k", taken.fence)
+
+    again = claim(idempotency, owner="you")
+
+    assert (FRESH, 3, 1) == (again.answer, again.attempts, again.crashes)
+    assert again.fence > taken.fence
+    claim(idempotency, "m", owner="me", fingerprint=b"1")
+    assert MISMATCH == claim(idempotency, "m", owner="me", fingerprint=b"2").answer
 
 
 def test_the_claim_of_a_free_key_is_fresh(idempotency: IdempotencyStore) -> None:
@@ -135,7 +174,7 @@ def test_the_claim_of_a_key_whose_lease_is_over_is_a_takeover(idempotency: Idemp
 
 def test_a_lease_that_ran_out_may_park_the_key(idempotency: IdempotencyStore) -> None:
     """Nobody gets it: whether the effect happened is for a person or a reconciliation to say."""
-    first = run_out(idempotency)
+    first = run_out(idempotency, owner="me")
 
     answer = claim(idempotency, owner="you", park=True)
 
@@ -317,7 +356,7 @@ def test_a_holder_that_is_fenced_out_is_told_what_stands_in_its_way(idempotency:
 
 def test_a_lease_is_renewed(idempotency: IdempotencyStore) -> None:
     """From now on, whatever was left of it; and nothing else is changed."""
-    claimed = claim(idempotency, lease=1_000)
+    claimed = claim(idempotency, owner="me", lease=1_000)
     before = read(idempotency)
 
     assert (True,) == idempotency.renew([("k", claimed.fence)], lease=LONG)
@@ -401,7 +440,7 @@ def test_steps_are_kept_over_release_takeover_parking_and_the_end(idempotency: I
 def test_a_holder_gives_its_key_back(idempotency: IdempotencyStore, verb: str, state: str) -> None:
     """Undone, or not knowing whether it is done; also when its lease is over, if nobody was quicker."""
     for take in (claim, run_out):
-        claimed = take(idempotency, verb + take.__name__)
+        claimed = take(idempotency, verb + take.__name__, owner="me")
         assert getattr(idempotency, verb)(verb + take.__name__, claimed.fence)
 
         record = read(idempotency, verb + take.__name__)

@@ -90,21 +90,25 @@ class MemoryIdempotency:
             now = clock.now()
             record = self._known(key, now)
             if record is None:
-                record = self._records[key] = _Record(0, now, 0, fingerprint=fingerprint, attempts=0)
+                record = self._records[key] = _Record(0, now, 0, state=FREE, fingerprint=fingerprint, attempts=0)
                 answer, same = FRESH, True
             else:
                 same = record.fingerprint is None or fingerprint in (None, record.fingerprint)
                 answer = _answer(record, now) if same or not strict else MISMATCH
+            again = record.state == HELD and record.owner == clean(owner) and answer in (BUSY, TAKEOVER)
+            if again:
+                answer = FRESH
             if answer == TAKEOVER:
                 record.crashes += 1
-                if park:
-                    answer = PARKED
-                    record.leave(PARKED)
-                    record.expires_at = now + lease + retention
+            if answer == TAKEOVER and park:
+                answer = PARKED
+                record.leave(PARKED)
+                record.expires_at = now + lease + retention
             if answer in (FRESH, TAKEOVER):
-                record.state, record.owner = HELD, clean(owner)
-                record.fence = self._next_fence()
-                record.attempts += 1
+                if not again:
+                    record.state, record.owner = HELD, clean(owner)
+                    record.fence = self._next_fence()
+                    record.attempts += 1
                 record.lease_until = now + lease
                 record.expires_at = now + lease + retention
                 record.fingerprint = fingerprint if fingerprint is not None else record.fingerprint
@@ -244,7 +248,7 @@ class MemoryIdempotency:
             return len(over)
 
     def posture(self) -> Posture:
-        return Posture(engine="memory", server=self._id, now=clock.now(), durable=False)
+        return Posture(engine=self.engine, server=self._id, now=clock.now(), durable=False)
 
     def ping(self) -> None:
         pass

@@ -247,7 +247,7 @@ def _posture(client: Any) -> Posture:
     policies = [policy for policy in _all(infos, "maxmemory_policy") if policy != "noeviction"]
     durable = [bool(enabled) for enabled in _all(infos, "aof_enabled")]
     return Posture(
-        engine="redis",
+        engine=RedisIdempotency.engine,
         server=str(infos[0].get("run_id", "")),
         now=now,
         evicts=policies[0] if policies else None,

@@ -18,13 +18,14 @@ local function answer(what)
   }
 end
 
-local fresh = true
+local fresh, again = true, false
 if record then
   same = not (fingerprint and record[FINGERPRINT]) or fingerprint == record[FINGERPRINT]
   if strict and not same then return answer("mismatch") end
   if record[STATE] == DONE then return answer("done") end
   if record[STATE] == PARKED then return answer("parked") end
-  if record[STATE] == HELD then
+  again = record[STATE] == HELD and record[OWNER] == owner
+  if record[STATE] == HELD and not again then
     if record[LEASE_UNTIL] > now then return answer("busy") end
     fresh = false
     record[CRASHES] = record[CRASHES] + 1
@@ -37,7 +38,9 @@ if record then
 else
   record = { HELD, 0, 0, 0, now, false, 0, false, {} }
 end
-record[STATE], record[FENCE], record[ATTEMPTS] = HELD, next_fence(record), record[ATTEMPTS] + 1
+if not again then
+  record[STATE], record[FENCE], record[ATTEMPTS] = HELD, next_fence(record), record[ATTEMPTS] + 1
+end
 record[FINGERPRINT] = fingerprint or record[FINGERPRINT]
 record[LEASE_UNTIL], record[OWNER] = now + lease, owner
 keep(record, lease + retention)
