@@ -452,13 +452,13 @@ def test_a_holder_gives_its_key_back(idempotency: IdempotencyStore, verb: str, s
 def test_only_the_holder_changes_a_key(idempotency: IdempotencyStore, state: str) -> None:
     """Whoever comes with a fence that is not current is refused, and nothing is changed."""
     zombie = run_out(idempotency)
-    fences = [zombie.fence, zombie.fence + 1, 0]
+    fences = [zombie.fence, zombie.fence - 1, 0]
     if state == ABSENT:
         idempotency.forget("k")
     else:
         _put(idempotency, state)
-        if state != HELD:
-            fences.append(read(idempotency).fence)
+        current = read(idempotency).fence
+        fences += [current + 1] if state == HELD else [current, current + 1]
     before = idempotency.get("k")
 
     for fence in fences:
