@@ -6,26 +6,28 @@ connections simply lie in a list.  This module must not know what the statements
 
 from __future__ import annotations
 
-import os
 import re
-import select
 from contextlib import contextmanager
 from importlib.resources import files
-from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from ... import clock
 from ...errors import SetupError, StoreError, StoreUnavailable
 from ..urls import masked
+from .places import Places
+from .transactions import PsycopgTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
+
+    from .transactions import Statement
 
 __all__ = ["PostgresConnection", "Queries"]
 
 CONNECT_TIMEOUT: Final = 2
 COMMAND_TIMEOUT: Final = 5_000
 MAX_CONNECTIONS: Final = 10
+MAX_TRANSACTIONS: Final = 10
 
 #: Connection failures, resources, intervention, system errors, serialization and deadlocks; a lock not to be had; a
 #: server that only reads.
@@ -85,11 +87,12 @@ class PostgresConnection:
         self._psycopg = psycopg
         self._pool: Any = None if isinstance(target, str) else target
         self._parameters = self._parsed(target) if isinstance(target, str) else {}
-        self._lock = Lock()
-        self._pid = 0
-        self._idle: list[Any] = []
-        self._inherited: list[Any] = []
-        self._places = BoundedSemaphore(MAX_CONNECTIONS)
+        self._calls = Places(
+            MAX_CONNECTIONS, f"{self.name}: all {MAX_CONNECTIONS} connections of this process are busy"
+        )
+        # Of a pool one connection is left for short calls, which the open transactions may depend on.
+        room = max(1, self._pool.max_size - 1) if self._pool is not None and self._pool.max_size else MAX_TRANSACTIONS
+        self._transactions = Places(room, f"{self.name}: this process has {room} transactions open already")
 
     def __repr__(self) -> str:
         return f"<PostgresConnection to {self.name}>"
@@ -97,7 +100,8 @@ class PostgresConnection:
     def rows(self, what: str, statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Run one statement that returns rows; see `using` for what it raises."""
         with self.using(what) as connection:
-            found: list[tuple[Any, ...]] = connection.execute(statement, parameters).fetchall()
+            cursor = connection.cursor(row_factory=self._psycopg.rows.tuple_row)
+            found: list[tuple[Any, ...]] = cursor.execute(statement, parameters).fetchall()
             return found
 
     def change(self, what: str, statement: str, parameters: Mapping[str, Any]) -> int:
@@ -117,75 +121,91 @@ class PostgresConnection:
           SetupError: The tables are not there.
           StoreError: The server answered with any other error.
         """
-        try:
+        with self._errors(what):
             if self._pool is not None:
                 with self._pool.connection() as connection:
                     yield connection
             else:
                 with self._own() as connection:
                     yield connection
-        except self._psycopg.Error as error:
-            raise self._translated(error, what) from error
-        except OSError as error:
-            raise StoreUnavailable(f"{self.name} is not available while {what}: {error}") from error
+
+    @contextmanager
+    def transaction(self, what: str, *opening: Statement) -> Iterator[PsycopgTransaction]:
+        """Open a transaction for somebody else's statements, which may take their time.
+
+        At most ten are open at once, on connections beside those for short calls (of a given pool: all but one of its
+        connections).  So however many wait for one, and however long they are open, a short call finds a connection.
+
+        Parameters:
+          what(str): What it is for, for errors.
+          *opening(Statement): What is run first.
+
+        Yields:
+          PsycopgTransaction: The transaction; left without a `commit`, it is rolled back.
+
+        Raises:
+          StoreUnavailable: The server cannot be reached, or cannot serve now, or too many are open for 5 seconds.
+        """
+        with self._transactions.place(timeout=COMMAND_TIMEOUT):
+            with self._errors(what):
+                own = self._pool is None
+                connection = (self._transactions.pick_up() or self._new_one()) if own else self._pool.getconn()
+            autocommit = connection.autocommit
+            transaction = None
+            try:
+                with self._errors(what):
+                    connection.autocommit = True
+                    transaction = PsycopgTransaction(connection, self._errors)
+                with transaction.opened(what, opening):
+                    yield transaction
+            finally:
+                if transaction is None or not transaction.at_rest:
+                    connection.close()
+                elif own:
+                    self._transactions.lay_down(connection)
+                else:
+                    connection.autocommit = autocommit
+                if not own:
+                    self._pool.putconn(connection)
 
     def dedicated(self, what: str) -> Any:
         """Make a connection beside the others, in autocommit, which belongs to whoever asked; see `using`."""
-        try:
+        with self._errors(what):
             if self._pool is None:
                 return self._new_one()
             given = self._pool.kwargs
             known = {**((given() if callable(given) else given) or {}), "autocommit": True}
             address = self._pool.conninfo
             return self._pool.connection_class.connect(address() if callable(address) else address, **known)
+
+    def close(self) -> None:
+        """Close this process's idle connections, unless they are somebody else's."""
+        self._calls.close()
+        self._transactions.close()
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Make of the driver's errors ours."""
+        try:
+            yield
         except self._psycopg.Error as error:
             raise self._translated(error, what) from error
         except OSError as error:
             raise StoreUnavailable(f"{self.name} is not available while {what}: {error}") from error
 
-    def close(self) -> None:
-        """Close this process's idle connections, unless they are somebody else's."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-            if self._pid == os.getpid():
-                for connection in idle:
-                    connection.close()
-
     @contextmanager
     def _own(self) -> Iterator[Any]:
-        with self._lock:
-            if self._pid != os.getpid():
-                # After a fork the idle connections are the parent's: not even closed here, for that would end them.
-                # (Nor let go, for that closes them.)
-                self._pid, self._idle, self._inherited = os.getpid(), [], [*self._inherited, *self._idle]
-                self._places = BoundedSemaphore(MAX_CONNECTIONS)
-        places = self._places
-        if not places.acquire(timeout=COMMAND_TIMEOUT / 1000):
-            raise StoreUnavailable(f"{self.name}: all {MAX_CONNECTIONS} connections of this process are busy")
-        connection = None
-        try:
-            connection = self._idle_one() or self._new_one()
-            yield connection
-        except BaseException:
-            # Whatever it was in the middle of, nobody else shall find it so.
-            if connection is not None:
-                connection.close()
-            raise
-        else:
-            with self._lock:
-                self._idle.append(connection)
-        finally:
-            places.release()
-
-    def _idle_one(self) -> Any:
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                connection = self._idle.pop()
-            if not connection.closed and not _has_news(connection):
-                return connection
-            connection.close()
+        with self._calls.place(timeout=COMMAND_TIMEOUT):
+            connection = None
+            try:
+                connection = self._calls.pick_up() or self._new_one()
+                yield connection
+            except BaseException:
+                # Whatever it was in the middle of, nobody else shall find it so.
+                if connection is not None:
+                    connection.close()
+                raise
+            self._calls.lay_down(connection)
 
     def _new_one(self) -> Any:
         return _patient(self._psycopg).connect(**self._parameters, autocommit=True)
@@ -212,18 +232,15 @@ class PostgresConnection:
         return StoreError(f"{self.name} answered with an error while {what}: {text} (SQLSTATE {code or 'unknown'})")
 
 
-def _has_news(connection: Any) -> bool:
-    """Whether an idle connection has something to read: the server's goodbye."""
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
-    return bool(poll.poll(0))
-
-
 def _patient(psycopg: Any) -> Any:
     """A connection class that waits so long for an answer and no longer, even from a server that was frozen."""
 
     class Patient(psycopg.Connection):  # type: ignore[misc]
+        hurried = True
+
         def wait(self, generator: Any, *args: Any, **known: Any) -> Any:
+            if not self.hurried:
+                return super().wait(generator, *args, **known)
             return super().wait(_bounded(generator, clock.monotonic() + COMMAND_TIMEOUT), *args, **known)
 
     return Patient
