@@ -135,6 +135,33 @@ def test_what_is_kept_is_under_the_prefix_and_expires(redis_url: str, redis_clie
             assert 0 < redis_client.pttl(name) <= DAY
 
 
+def test_a_step_that_is_recorded_again_takes_no_more_room(redis_url: str, redis_client: redis.Redis) -> None:
+    """The old value is not kept."""
+    with closing(connect(redis_url)) as stores:
+        fence = stores.idempotency.claim("k", owner="me", lease=LONG, retention=DAY).fence
+        sizes = set()
+        for value in (b"one", b"two", b"six"):
+            stores.idempotency.step("k", fence, "s", value)
+            sizes.add(redis_client.strlen("dramatiq-guard:key:k"))
+
+        assert 1 == len(sizes)
+
+
+@pytest.mark.redis
+def test_a_server_that_left_the_cluster_meanwhile(request: pytest.FixtureRequest) -> None:
+    """A page goes on with the next one, from its beginning: a position means nothing on another server."""
+    client = _clustered(request)
+    store = connect(client).idempotency
+    for at in range(20):
+        store.claim(f"k{at}", owner="me", lease=LONG, retention=DAY)
+
+    first, last = (store.page(limit=1_000, cursor=f"{node} 5") for node in ("0.0.0.0:1", "256.0.0.0:1"))
+
+    assert {f"k{at}" for at in range(20)} == {each.key for each in first.records}
+    assert (None, None, ()) == (first.cursor, last.cursor, last.records)
+    client.close()
+
+
 def test_two_prefixes_do_not_meet(redis_url: str) -> None:
     """Nor does one see the keys of another that begins alike."""
     with closing(connect(redis_url, prefix="shop")) as ours, closing(connect(redis_url, prefix="shop:key")) as theirs:
