@@ -117,7 +117,8 @@ def bench(session: nox.Session) -> None:
 def simulate_faults(session: nox.Session) -> None:
     """A hundred thousand seeded schedules of faults, on models of broker and store."""
     _install(session, "all", "test")
-    session.run("python", "-m", "tests.simulation", *(session.posargs or ["--count", "100000"]))
+    for world in ([], ["--guarded"]) if not session.posargs else ([],):
+        session.run("python", "-m", "tests.simulation", *world, *(session.posargs or ["--count", "100000"]))
 
 
 @nox.session

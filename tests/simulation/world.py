@@ -14,6 +14,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from queue import Empty, PriorityQueue
 from threading import Event, get_ident
@@ -170,7 +171,7 @@ class World:
         self.clock.time += max(1, milliseconds)
         waiting, self.depth = self.running, self.depth + 1
         try:
-            for process in [each for each in self.processes if not each.dead]:
+            for process in [each for each in self.processes if not (each.dead or each.frozen)]:
                 # Whoever waits on one thread keeps its heartbeat on another.
                 process.keep_up()
                 if self.depth == 1 and waiting is not None and process is not waiting:
@@ -210,6 +211,24 @@ class World:
     def unique(self) -> str:
         """As `uuid`, in 32 digits."""
         return self.uuid().hex
+
+    # -- what other worlds have more ------------------------------------------------------------------------------
+
+    def guards(self, process: Process) -> list[Any]:
+        """Further middlewares of a process."""
+        return []
+
+    def declare(self, process: Process) -> None:
+        """Declare the actors of a process."""
+        dramatiq.actor(self.work, actor_name="work", broker=process.broker)
+        dramatiq.actor(self.stage, actor_name="stage", broker=process.broker)
+
+    def stage(self, of: str) -> None:
+        """The next stage of a pipeline."""
+        self.stages[of] += 1
+
+    def kept_up(self, process: Process) -> None:
+        """What further threads of a process do in passing."""
 
     # -- the faults -----------------------------------------------------------------------------------------------
 
@@ -367,14 +386,18 @@ class Process:
         self.broker = RedisBroker(client=client, maintenance_chance=0, heartbeat_timeout=HEARTBEAT_TIMEOUT)  # type: ignore[no-untyped-call]
         dead_letter = DeadLetter(FaultyLetters(world, self))  # type: ignore[arg-type]
         self.withdrawals = dead_letter.withdrawals
-        install(self.broker, Classify(), JitterBackoff(min_backoff=200, max_backoff=1_000, max_retries=3), dead_letter)
-        dramatiq.actor(world.work, actor_name="work", broker=self.broker)
-        dramatiq.actor(self._stage, actor_name="stage", broker=self.broker)
+        #: Its threads do nothing, not even live, while it is frozen.
+        self.frozen = False
+        install(
+            self.broker,
+            Classify(),
+            JitterBackoff(min_backoff=200, max_backoff=1_000, max_retries=3),
+            dead_letter,
+            *world.guards(self),
+        )
+        world.declare(self)
         if works:
             self._boot()
-
-    def _stage(self, of: str) -> None:
-        self.world.stages[of] += 1
 
     def _boot(self) -> None:
         self.held: list[tuple[Any, Any]] = []
@@ -407,9 +430,11 @@ class Process:
         outer, self.world.running = self.world.running, self
         try:
             self.keep_up()
-            self.world.random.choice(
+            step = self.world.random.choice(
                 (*[self._consume] * 3, *[self._work] * 3, *[self._settle] * 2, self.withdrawals.round)
-            )()
+            )
+            # As on a thread of its own: who waits meanwhile must not find another's delivery for its own.
+            copy_context().run(step)
         except Killed:
             pass
         finally:
@@ -417,6 +442,9 @@ class Process:
 
     def keep_up(self) -> None:
         """What the upkeep thread does."""
+        if self.frozen:
+            return
+        self.world.kept_up(self)
         for queue in (QUEUE, f"{QUEUE}.DQ"):
             try:
                 host.redis_maintain(self.broker, queue)
