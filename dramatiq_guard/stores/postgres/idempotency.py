@@ -224,7 +224,7 @@ class PostgresIdempotency:
         Its claim is ``fresh`` also where a lease ran out.  Nothing is written before `PostgresInbox.commit`, so it has
         no steps; until then the key is ``busy`` for all others, and free at once if this process dies.
         """
-        asked = {"key": key, "fingerprint": fingerprint, "strict": strict, "park": False}
+        asked = {"key": key, "owner": None, "fingerprint": fingerprint, "strict": strict, "park": False}
         locking = self._queries["lock"], {"lock": self._lock(key)}
         with self._connection.transaction(f"claiming {key}", locking, (self._queries["look"], asked)) as transaction:
             yield PostgresInbox(

@@ -14,6 +14,7 @@ clock AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000
         WHEN %(strict)s::boolean AND NOT same THEN 'mismatch'
         WHEN state = 'free' THEN 'fresh'
         WHEN state <> 'held' THEN state
+        WHEN owner = %(owner)s::text THEN 'again'
         WHEN lease_until > looked_at THEN 'busy'
         WHEN %(park)s::boolean THEN 'park'
         ELSE 'takeover'
@@ -25,22 +26,22 @@ clock AS MATERIALIZED (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000
     ) AS k
 )
 
--- claim -- Whoever only reads neither locks nor writes.  The lock is what an open inbox holds.
+-- claim -- Whoever only reads neither locks nor writes.  The lock is what an open inbox holds.  A holder may ask again.
 WITH {judged}, locked AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(%(lock)s::bigint) AS got FROM clock LEFT JOIN judged ON true
-    WHERE coalesce(answer, 'fresh') IN ('fresh', 'takeover', 'park')
+    WHERE coalesce(answer, 'fresh') IN ('fresh', 'takeover', 'again', 'park')
 ), taken AS (
     INSERT INTO {schema}.keys AS k (key, state, fence, owner, lease_until, fingerprint, attempts, crashes, steps, flags,
         first_claim_at, expires_at)
     SELECT %(key)s::text,
         CASE answer WHEN 'park' THEN 'parked' ELSE 'held' END,
-        CASE answer WHEN 'park' THEN fence ELSE nextval('{schema}.fences') END,
+        CASE WHEN answer IN ('park', 'again') THEN fence ELSE nextval('{schema}.fences') END,
         CASE answer WHEN 'park' THEN owner ELSE %(owner)s::text END,
         CASE answer WHEN 'park' THEN lease_until ELSE clock.now + %(lease)s::bigint END,
         CASE WHEN answer = 'park' THEN fingerprint WHEN live THEN coalesce(%(fingerprint)s::bytea, fingerprint)
             ELSE %(fingerprint)s::bytea END,
-        CASE WHEN live THEN attempts + (answer <> 'park')::integer ELSE 1 END,
-        CASE WHEN live THEN crashes + (state = 'held')::integer ELSE 0 END,
+        CASE WHEN live THEN attempts + (answer IN ('fresh', 'takeover'))::integer ELSE 1 END,
+        CASE WHEN live THEN crashes + (answer IN ('takeover', 'park'))::integer ELSE 0 END,
         CASE WHEN live THEN steps END,
         0,
         CASE WHEN live THEN first_claim_at ELSE clock.now END,
@@ -50,12 +51,12 @@ WITH {judged}, locked AS MATERIALIZED (
     ON CONFLICT (key) DO UPDATE SET
         state = excluded.state, fence = excluded.fence, owner = excluded.owner, lease_until = excluded.lease_until,
         fingerprint = excluded.fingerprint, attempts = excluded.attempts, crashes = excluded.crashes,
-        steps = CASE WHEN excluded.crashes + excluded.attempts > 1 THEN k.steps END, result = NULL, flags = 0,
+        steps = CASE WHEN excluded.first_claim_at = k.first_claim_at THEN k.steps END, result = NULL, flags = 0,
         first_claim_at = excluded.first_claim_at, expires_at = excluded.expires_at
         WHERE (k.fence, k.state, k.lease_until) = (SELECT fence, state, lease_until FROM judged)
     RETURNING *
 )
-SELECT CASE coalesce(j.answer, 'fresh') WHEN 'park' THEN 'parked' ELSE coalesce(j.answer, 'fresh') END, t.fence, 0,
+SELECT CASE answer WHEN 'park' THEN 'parked' WHEN 'takeover' THEN answer ELSE 'fresh' END, t.fence, 0,
     t.attempts, t.crashes, t.first_claim_at, now, t.steps::text, NULL::bytea, 0, NOT coalesce(live AND NOT same, false)
 FROM taken AS t CROSS JOIN clock LEFT JOIN judged AS j ON true
 UNION ALL
@@ -161,7 +162,7 @@ WITH {clock}, ended AS (
         now + %(retention)s::bigint
     FROM locked, clock WHERE got
     ON CONFLICT (key) DO UPDATE SET
-        state = excluded.state, fence = greatest(excluded.fence, k.fence), owner = '', lease_until = 0,
+        state = excluded.state, fence = excluded.fence, owner = '', lease_until = 0,
         fingerprint = NULL, attempts = 1, crashes = 0, steps = NULL, result = excluded.result, flags = excluded.flags,
         first_claim_at = excluded.first_claim_at, expires_at = excluded.expires_at
         WHERE greatest(k.expires_at, k.lease_until) <= excluded.first_claim_at
