@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from dramatiq_guard.idempotency.claimed import Claimed
-from dramatiq_guard.idempotency.leases import Leases
 from dramatiq_guard.stores.idempotency import FRESH, Claim
 
 from .guarded import GuardedWorld, Inbox, broken, guarded
@@ -49,13 +48,13 @@ def _unlocked(inbox: Inbox) -> None:
     inbox.claim = Claim(answer=FRESH)
 
 
-def _forgotten(leases: Leases, claimed: Claimed) -> None:
-    leases.drop(claimed)
+def _another(claimed: Claimed, name: str, **_: object) -> str:
+    return f"{claimed.key}{name}{claimed.fence}"
 
 
 @pytest.mark.parametrize(
     ("owner", "means", "worse"),
-    [(GuardedWorld, "commit", _unfenced), (Inbox, "open", _unlocked), (Leases, "pay", _forgotten)],
+    [(GuardedWorld, "commit", _unfenced), (Inbox, "open", _unlocked), (Claimed, "key_for", _another)],
 )
 def test_a_store_that_is_worse_is_found_out(
     owner: type, means: str, worse: Callable[..., object], monkeypatch: pytest.MonkeyPatch
