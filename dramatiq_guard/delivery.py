@@ -105,6 +105,7 @@ class Delivery:
         "noted",
         "options",
         "parted",
+        "remembered",
         "replaced",
         "replayed",
         "result",
@@ -144,6 +145,9 @@ class Delivery:
         self.suspicion: Any = None
         #: Written by IdempotencyGuard: the key that is held for this run, and what was done under it.
         self.claim: Any = None
+        #: By the same: the key of this work, and until when its record is kept, at least, in UNIX milliseconds; that
+        #: is ``None`` where the work leaves no record.
+        self.remembered: tuple[str, int | None] | None = None
         #: By the same: what the actor ended with is the failure of an earlier delivery, whose callback was told of it.
         self.replayed = False
         #: Written by Classify.

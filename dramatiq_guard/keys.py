@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from .dead_letters.letter import replay_marker_of
 from .policy.canonical import NoKey
 from .policy.duration import milliseconds
 from .policy.key_sources import KeyOf, MessageKey, binder, compile_key
@@ -48,7 +49,10 @@ class _Per:
         of = None if self.of is None else compile_key(self.of, parameters, actor_name=actor_name)
 
         def key_of(args: Sequence[Any], kwargs: Mapping[str, Any], message: Any) -> tuple[Any, ...]:
-            stamp = _field(message, "message_timestamp")
+            # A replay is a message of now about work of then.
+            options = _field(message, "options")
+            stamp = replay_marker_of(options).get("enqueued_at") if isinstance(options, Mapping) else None
+            stamp = _field(message, "message_timestamp") if stamp is None else stamp
             if not isinstance(stamp, int):
                 raise NoKey(f"the key of actor {actor_name!r} needs a message_timestamp, which the message has not")
             begins = _ORIGIN + timedelta(milliseconds=(stamp - _ORIGIN_STAMP) // self.length * self.length)

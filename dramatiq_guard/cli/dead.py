@@ -5,7 +5,6 @@ A face of `dead_letters.operations`, which does it all; here it is asked for, an
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import click
 
 from ..dead_letters.operations import DeadLetters, ReplayStopped
 from . import letters
-from .output import as_json, console
+from .output import as_json, console, who
 from .selection import filter_options, open_store, state_option, store_options
 
 if TYPE_CHECKING:
@@ -109,6 +108,7 @@ def show(letter_id: str, *, url: str | None, prefix: str, schema: str, target: s
 @filter_options
 @_all_option
 @_dry_option
+@click.option("--force", is_flag=True, help="Replay those whose idempotency keys are forgotten, too.")
 @_why_option
 @_by_option
 @_json_option
@@ -123,6 +123,7 @@ def replay(
     schema: str,
     everything: bool,
     dry_run: bool,
+    force: bool,
     why: str,
     by: str | None,
     json_: bool,
@@ -130,14 +131,15 @@ def replay(
     """Send dead messages again, in the order in which they were first sent.
 
     The letters are those of the store that the broker's DeadLetter writes to, unless --store says another. Exit code 1
-    if any letter was refused.
+    if any letter was refused: also one whose idempotency key's record has expired, since then nobody can tell whether
+    its effect happened. --force replays it.
 
     Example: dramatiq-guard dead replay app.tasks:broker --reason permanent --dry-run
     """
     chosen = selection.chosen(everything=everything)
     with open_store(url, prefix, schema, target) as (store, broker):
         try:
-            report = DeadLetters(store, broker).replay(chosen, by=_who(by), why=why, dry_run=dry_run)
+            report = DeadLetters(store, broker).replay(chosen, by=who(by), why=why, dry_run=dry_run, force=force)
         except ReplayStopped as stopped:
             if json_:
                 as_json(asdict(stopped.report) | {"stopped": str(stopped)})
@@ -185,7 +187,7 @@ def discard(
         if dry_run:
             _tell_count(_count(operations, chosen), "would be discarded", json_=json_)
             return
-        moved = operations.discard(chosen, by=_who(by), why=why)
+        moved = operations.discard(chosen, by=who(by), why=why)
     _tell_moved(context, moved, _asked_for(chosen, moved), "discarded", json_=json_)
 
 
@@ -211,17 +213,8 @@ def restore(
 ) -> None:
     """Take discarded letters back, and replayed ones of which nothing was ever heard."""
     with open_store(url, prefix, schema, target) as (store, broker):
-        moved = DeadLetters(store, broker).restore(ids, by=_who(by), why=why)
+        moved = DeadLetters(store, broker).restore(ids, by=who(by), why=why)
     _tell_moved(context, moved, len(ids), "restored", json_=json_)
-
-
-def _who(by: str | None) -> str:
-    if by is not None:
-        return by
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""  # a container's user may have no name
 
 
 def _count(operations: DeadLetters, chosen: Filter | Sequence[str]) -> int:
@@ -261,6 +254,15 @@ def _tell_replay(report: ReplayReport) -> None:
     lines |= {f"  {letter_id}: {obstacle}": None for letter_id, obstacle in report.refused}
     for line in lines:
         click.echo(line)
+    refused = {letter_id for letter_id, _ in report.refused}
+    kept_back = sum(letter_id in refused for letter_id in report.forgotten)
+    if kept_back:
+        click.echo(
+            f"{_letters(kept_back)} refused because nobody can tell any more whether the effect happened; to replay "
+            "all the same, at the risk of doing the work twice, give --force."
+        )
+    if forced := len(report.forgotten) - kept_back:
+        click.echo(f"{_letters(forced)} by force: nobody can tell whether the effect has happened before.")
 
 
 def _letters(count: int) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from .. import clock
-from .output import duration
+from .output import duration, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -75,13 +74,15 @@ def show(letter: Letter, console: Console) -> None:
         "queue": letter.queue,
         "state": letter.state,
         "reason": letter.reason,
-        "first sent": _moment(letter.message_timestamp),
-        "died": f"{_moment(letter.died_at)} on {letter.host}, process {letter.pid}",
+        "first sent": moment(letter.message_timestamp),
+        "died": f"{moment(letter.died_at)} on {letter.host}, process {letter.pid}",
         "attempts": str(letter.attempts_total),
         "fingerprint": letter.fingerprint,
         "trace": letter.trace_id,
         "code version": letter.code_version,
         "replay of": letter.replay_of or "",
+        "key": letter.key,
+        "remembered": _remembered(letter),
         "not replayable": letter.unreplayable or "",
         "redacted": ", ".join(letter.redacted),
     }
@@ -98,10 +99,18 @@ def show(letter: Letter, console: Console) -> None:
         _history(letter, console)
     if letter.standing.events:
         lines = [
-            f"{_moment(event.at)}  {event.what}" + (event.by and f" by {event.by}") + (event.why and f": {event.why}")
+            f"{moment(event.at)}  {event.what}" + (event.by and f" by {event.by}") + (event.why and f": {event.why}")
             for event in letter.standing.events
         ]
         _section(console, "What was done since", "\n".join(lines))
+
+
+def _remembered(letter: Letter) -> str:
+    """Until when the record of its key tells what became of the work."""
+    if letter.remembered_until is None:
+        return ""
+    left = letter.remembered_until - clock.now()
+    return f"until {moment(letter.remembered_until)}, " + (f"in {duration(left)}" if left > 0 else "which is over")
 
 
 def _history(letter: Letter, console: Console) -> None:
@@ -111,7 +120,7 @@ def _history(letter: Letter, console: Console) -> None:
         _line(console, f"  ({shown} of {letter.attempts_total}: the first and the latest)")
     for attempt in letter.history:
         wait = "" if attempt.delay is None else f"; again after {duration(attempt.delay)}"
-        _line(console, f"  {_moment(attempt.at)}  {attempt.type}: {attempt.message}")
+        _line(console, f"  {moment(attempt.at)}  {attempt.type}: {attempt.message}")
         _line(console, f"    at {attempt.place or '?'}; {attempt.verdict} by {attempt.rule or '?'}{wait}")
 
 
@@ -130,7 +139,3 @@ def _first_line(error: ErrorRecord | None) -> str:
         return ""
     lines = error.message.strip().splitlines()
     return f"{error.type}: {lines[0][:120]}" if lines else error.type
-
-
-def _moment(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,15 +1,17 @@
-"""How the verbs write: tables and durations for people, JSON for programs."""
+"""How the verbs write: tables, moments and durations for people, JSON for programs."""
 
 from __future__ import annotations
 
+import getpass
 import json
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 from rich.console import Console
 
-__all__ = ["as_json", "console", "duration"]
+__all__ = ["as_json", "console", "duration", "moment", "who"]
 
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), (1, "ms"))
 
@@ -48,3 +50,18 @@ def duration(milliseconds: int) -> str:
         if len(parts) == 2:
             break
     return " ".join(parts)
+
+
+def moment(milliseconds: int) -> str:
+    """Write a moment: ``2026-03-01 09:30:00 UTC``."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def who(by: str | None) -> str:
+    """Who acts: whoever was named, else the user that runs the verb."""
+    if by is not None:
+        return by
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""  # a container's user may have no name

@@ -15,6 +15,7 @@ from ..version import __version__
 from .dead import dead
 from .demo import demo
 from .explain import explain
+from .keys import keys
 from .probe import main as answer_probe
 from .schedule import schedule
 from .schema import schema
@@ -60,7 +61,7 @@ def probe(context: click.Context, arguments: tuple[str, ...]) -> None:
     context.exit(answer_probe(arguments))
 
 
-for _verb in (demo, explain, schedule, dead, schema, probe):
+for _verb in (demo, explain, schedule, dead, keys, schema, probe):
     cli.add_command(_verb)
 
 

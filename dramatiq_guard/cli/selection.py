@@ -132,7 +132,7 @@ def state_option(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 _STORE: Final = (
     click.option(
-        "--store", "url", metavar="URL", envvar="DRAMATIQ_GUARD_STORE", help="Where the letters are.", show_envvar=True
+        "--store", "url", metavar="URL", envvar="DRAMATIQ_GUARD_STORE", help="Where all is kept.", show_envvar=True
     ),
     click.option("--prefix", default="dramatiq-guard", show_default=True, help="What the keys begin with, on Redis."),
     click.option("--schema", default="dramatiq_guard", show_default=True, help="The tables' schema, on PostgreSQL."),

@@ -239,6 +239,9 @@ class Letter:
       replay_n(int): The how manieth replay it was; 0 for none.
       redacted(tuple[str, ...]): The paths that were taken out of the payload.
       unencodable(bool): Whether the payload holds values that only their ``repr`` is left of.
+      key(str): The idempotency key of the work; empty where its actor is not guarded, or had no key for it.
+      remembered_until(int | None): Until when, at least, the key's record tells what became of the work, in UNIX
+        milliseconds; ``None`` where no record does.
       record_version(int): The version of this record.
       standing(Standing): Where it stands since.
     """
@@ -270,6 +273,8 @@ class Letter:
     replay_n: int = 0
     redacted: tuple[str, ...] = ()
     unencodable: bool = False
+    key: str = ""
+    remembered_until: int | None = None
     record_version: int = RECORD_VERSION
     standing: Standing = field(default_factory=Standing)
 

@@ -23,6 +23,7 @@ from dramatiq import Message
 
 from .. import clock
 from ..errors import GuardError, StoreError
+from ..stores.idempotency import IdempotencyStore
 from ..stores.protocols import Filter, Group, Page
 from .broker_copies import exact_payload, remove_copies
 from .letter import DEAD, REPLAYING, Letter
@@ -39,6 +40,11 @@ __all__ = ["DeadLetters", "LetterMissing", "Moved", "ReplayReport", "ReplayStopp
 #: How many letters are taken at once: so many at most are in doubt when a replay is killed.
 BATCH: Final = 25
 LEASE: Final = 60_000
+
+_FORGOTTEN: Final = (
+    "the record of its key {key} has expired, so nobody can tell whether its effect happened: look, and replay it by "
+    "force if it did not"
+)
 
 #: What earlier deliveries left in the options.
 SPENT_OPTIONS: Final = frozenset({"eta", "redis_message_id", "requeue_timestamp", "retries", "traceback"})
@@ -70,6 +76,8 @@ class ReplayReport:
       replayed(tuple[str, ...]): The letters whose messages were enqueued (or would be), in that order.
       refused(tuple[tuple[str, str], ...]): The others, with the reason of each.
       per_actor(dict[str, int]): How many of the replayed for each actor.
+      forgotten(tuple[str, ...]): Of both, those whose idempotency key's record has expired, so that nobody can tell any
+        more whether the effect happened: refused, or replayed by force.
       copies_removed(int): How many copies were removed from the broker's own ``.XQ``.
       dry_run(bool): Whether nothing was done.
     """
@@ -78,6 +86,7 @@ class ReplayReport:
     replayed: tuple[str, ...]
     refused: tuple[tuple[str, str], ...]
     per_actor: dict[str, int]
+    forgotten: tuple[str, ...] = ()
     copies_removed: int = 0
     dry_run: bool = False
 
@@ -103,14 +112,21 @@ class DeadLetters:
     Parameters:
       store(DeadLetterStore): Where they are, e.g. ``connect(url).dead_letters``.
       broker(Broker | None): Where their messages go; needed by `replay` only.
+      keys(IdempotencyStore | None): Where idempotency keys are kept; by default that of the broker's IdempotencyGuard.
 
     Example:
       ``DeadLetters(stores.dead_letters, broker).replay(Filter(actor="charge"), by="ada", why="fixed in 2.1")``
     """
 
-    def __init__(self, store: DeadLetterStore, broker: Broker | None = None) -> None:
+    def __init__(
+        self, store: DeadLetterStore, broker: Broker | None = None, keys: IdempotencyStore | None = None
+    ) -> None:
         self.store = store
         self.broker = broker
+        self.keys = keys
+        if keys is None and broker is not None:
+            stores = (getattr(middleware, "store", None) for middleware in broker.middleware)
+            self.keys = next((each for each in stores if isinstance(each, IdempotencyStore)), None)
 
     def list(self, where: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
         """Read letters, the latest death first; see `DeadLetterStore.page`."""
@@ -132,7 +148,7 @@ class DeadLetters:
         return self.store.groups(where)
 
     def replay(
-        self, what: Filter | Sequence[str], *, by: str = "", why: str = "", dry_run: bool = False
+        self, what: Filter | Sequence[str], *, by: str = "", why: str = "", dry_run: bool = False, force: bool = False
     ) -> ReplayReport:
         """Send dead messages again, in the order in which they were first enqueued.
 
@@ -140,11 +156,16 @@ class DeadLetters:
         deliveries left in its options taken off.  A letter that was redacted is sent from the broker's own exact copy
         where there is one, and refused otherwise.
 
+        A message whose actor is guarded meets the record of its key: work that is done is not done again, and work that
+        is parked stays parked until the key is resolved.  When the record has expired, nobody can tell any more whether
+        the effect happened, and the letter is refused, unless by force.
+
         Parameters:
           what(Filter | Sequence[str]): The letters: all that match now, or these.
           by(str): Who replays.
           why(str): Why.
           dry_run(bool): Only say what would be done.
+          force(bool): Replay those whose idempotency keys are forgotten, too: their work may be done a second time.
 
         Returns:
           ReplayReport: What was done.
@@ -163,9 +184,9 @@ class DeadLetters:
         for start in range(0, len(ids), BATCH):
             batch = ids[start : start + BATCH]
             if dry_run:
-                self._foresee(batch, progress)
+                self._foresee(batch, progress, force=force)
             else:
-                self._replay_batch(batch, by, why, progress)
+                self._replay_batch(batch, by, why, progress, force=force)
         return progress.report(dry_run=dry_run)
 
     def discard(self, what: Filter | Sequence[str], *, by: str = "", why: str = "") -> Moved:
@@ -202,7 +223,7 @@ class DeadLetters:
         moved = self.store.restore(letter_ids, now=clock.now(), by=by, why=why)
         return Moved(selected=len(letter_ids), moved=moved)
 
-    def _replay_batch(self, ids: Sequence[str], by: str, why: str, progress: _Progress) -> None:
+    def _replay_batch(self, ids: Sequence[str], by: str, why: str, progress: _Progress, *, force: bool) -> None:
         begun = self.store.begin_replay(
             ids, owner=f"{socket.gethostname()}:{getpid()}", now=clock.now(), lease=LEASE, by=by, why=why
         )
@@ -212,6 +233,8 @@ class DeadLetters:
         try:
             while waiting:
                 message, obstacle = self._message_for(waiting[0])
+                if message is not None and self._is_forgotten(waiting[0], progress) and not force:
+                    message, obstacle = None, _FORGOTTEN.format(key=waiting[0].key)
                 if message is None:
                     letter = waiting.pop(0)
                     self.store.abandon_replay([_token(letter)], now=clock.now(), why=obstacle)
@@ -256,7 +279,20 @@ class DeadLetters:
         self.broker.declare_queue(message.queue_name)
         self.broker.enqueue(message)
 
-    def _foresee(self, ids: Sequence[str], progress: _Progress) -> None:
+    def _is_forgotten(self, letter: Letter, progress: _Progress) -> bool:
+        """Whether the record that could tell what became of a letter's work has expired."""
+        until = letter.remembered_until
+        if until is None or clock.now() < until:
+            return False
+        try:
+            if self.keys is not None and self.keys.get(letter.key) is not None:
+                return False  # it was claimed again since
+        except StoreError:
+            pass  # nobody can tell now
+        progress.forgotten.append(letter.letter_id)
+        return True
+
+    def _foresee(self, ids: Sequence[str], progress: _Progress, *, force: bool) -> None:
         now = clock.now()
         for letter_id in ids:
             letter = self.store.get(letter_id)
@@ -270,6 +306,8 @@ class DeadLetters:
                 obstacle = letter.unreplayable
                 if obstacle is not None and exact_payload(self.broker, letter) is not None:
                     obstacle = None
+            if obstacle is None and letter is not None and self._is_forgotten(letter, progress) and not force:
+                obstacle = _FORGOTTEN.format(key=letter.key)
             if obstacle is not None or letter is None:
                 progress.refused.append((letter_id, obstacle or ""))
             else:
@@ -309,6 +347,7 @@ class _Progress:
         self.replayed: list[str] = []
         self.refused: list[tuple[str, str]] = []
         self.per_actor: Counter[str] = Counter()
+        self.forgotten: list[str] = []
         self.copies_removed = 0
 
     def report(self, *, dry_run: bool = False) -> ReplayReport:
@@ -317,6 +356,7 @@ class _Progress:
             replayed=tuple(self.replayed),
             refused=tuple(self.refused),
             per_actor=dict(self.per_actor),
+            forgotten=tuple(self.forgotten),
             copies_removed=self.copies_removed,
             dry_run=dry_run,
         )

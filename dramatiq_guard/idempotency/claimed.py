@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ..stores.idempotency import Claim, IdempotencyStore
     from .plan import Plan
 
-__all__ = ["Claimed", "patiently"]
+__all__ = ["STARTED", "Claimed", "patiently"]
 
 #: A step that has begun, where it must not run twice.
-_STARTED: Final = b"?"
+STARTED: Final = b"?"
 _FIRST_WAIT: Final = 50
 _LONGEST_WAIT: Final = 1_000
 
@@ -159,13 +159,13 @@ class Claimed:
         """Whether a step needs no call any more, and its value."""
         reach("before-step")
         found = self.claim.steps.get(name)
-        if found is not None and found != _STARTED:
+        if found is not None and found != STARTED:
             return True, decode(found)
         forgotten = key_ttl is not None and self._age() > key_ttl and self.claim.attempts > 1
-        if found == _STARTED or forgotten:
+        if found == STARTED or forgotten:
             why = (
                 f"step {name!r} had begun when its process died"
-                if found == _STARTED
+                if found == STARTED
                 else f"the third party may have forgotten the key of step {name!r} after {key_ttl} ms"
             )
             answer = NotDone() if self.store is None else Unknown() if reconcile is None else self._ask(name, reconcile)
@@ -174,7 +174,7 @@ class Claimed:
             if isinstance(answer, Unknown):
                 self.park(why)
         if at_most_once and found is None:
-            self._write(name, _STARTED)
+            self._write(name, STARTED)
         return False, None
 
     def _ask(self, name: str, reconcile: Callable[[str], Any]) -> Done | NotDone | Unknown:

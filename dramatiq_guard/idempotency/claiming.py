@@ -87,6 +87,9 @@ def claim(keyring: Keyring, plan: Plan, delivery: Delivery, key: str, *, busines
             with telemetry.key_operation("claim", plan.engine) as operation:
                 answer = patiently(plan.store_wait, ask)
                 operation.outcome, operation.fence = OUTCOMES[answer.answer], answer.fence
+            # When a record was claimed last only its owner is told; it is kept from its first claim on, at least.
+            since = answer.now + plan.lease if answer.answer in (FRESH, TAKEOVER) else answer.first_claim_at
+            delivery.remembered = key, since + retention
         except StoreUnavailable as error:
             return _without_store(keyring, plan, delivery, key, error)
         if not answer.same and answer.answer != MISMATCH:
@@ -141,6 +144,7 @@ def _without_store(keyring: Keyring, plan: Plan, delivery: Delivery, key: str, e
         error,
         plan.actor,
     )
+    delivery.remembered = key, None
     return Claimed(key, plan, None, Claim(answer=FRESH), delivery.interrupts, clock.monotonic())
 
 

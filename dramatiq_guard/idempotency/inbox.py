@@ -53,7 +53,10 @@ def run_in_inbox(
             answer: Claim = inbox.claim
             with telemetry.key_operation("claim", plan.engine) as operation:
                 operation.outcome, operation.fence = OUTCOMES[answer.answer], answer.fence
+            # A run that does not commit leaves no trace, so there is nothing that a record could tell.
+            delivery.remembered = key, None
             if answer.answer not in (FRESH, TAKEOVER):
+                delivery.remembered = key, answer.first_claim_at + keyring.retention(plan, delivery)
                 return answer
             claimed = Claimed(key, plan, store, answer, delivery.interrupts, clock.monotonic(), inbox.connection)
             delivery.claim = claimed

@@ -235,6 +235,7 @@ class DeadLetter(GuardMiddleware):
         error = delivery.error if delivery.error is not None else message._exception
         carrier = delivery.carrier if delivery.carrier is not None else carrier_of(delivery.options)
         trace_id, span_id = delivery.trace or ("", "")
+        key, remembered_until = delivery.remembered or ("", None)
         return Letter.from_message(
             {**message._message.asdict(), "options": dict(delivery.options)},
             reason=reason,
@@ -248,6 +249,8 @@ class DeadLetter(GuardMiddleware):
             span_id=span_id,
             code_version=self.version,
             redelivered=getattr(message, "redelivered", None),
+            key=key,
+            remembered_until=remembered_until,
         )
 
     def _write(self, letter: Letter) -> None:
