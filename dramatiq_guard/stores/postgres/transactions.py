@@ -52,10 +52,12 @@ class PsycopgTransaction:
     """
 
     def __init__(self, connection: Any, errors: Errors) -> None:
+        from psycopg import Transaction
+
         self.connection = connection
         self.answers: list[list[tuple[Any, ...]]] = []
         self._errors = errors
-        self._block = connection.transaction()
+        self._block = Transaction(connection)
         self._open = False
         self._whole = False
 
@@ -85,12 +87,25 @@ class PsycopgTransaction:
             self._end(_Left())
 
     def commit(self, statement: str, parameters: Mapping[str, Any]) -> None:
+        from psycopg import Error, IntegrityError
+        from psycopg.errors import PipelineAborted
+
         self._open, self.connection.hurried = False, True
+        broken: Exception | None = None
         with self._errors("committing"):
-            with self.connection.pipeline():
-                cursor = self._run(statement, parameters)
-                self._block.__exit__(None, None, None)
-            cursor.fetchall()
+            try:
+                with self.connection.pipeline():
+                    cursor = self._run(statement, parameters)
+                    self._block.__exit__(None, None, None)
+                cursor.fetchall()
+            except PipelineAborted as aborted:
+                # What it was aborted by may have been seen first, or not.
+                failure = aborted.__context__
+                raise failure if isinstance(failure, Error) else aborted from None
+            except IntegrityError as error:
+                broken = error
+        if broken is not None:
+            raise broken
         if self._block.status is not self._block.Status.COMMITTED:
             raise StoreUnavailable("the connection broke before the transaction was committed")
         self._whole = True
