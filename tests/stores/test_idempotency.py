@@ -175,10 +175,12 @@ def test_the_claim_of_a_key_whose_lease_is_over_is_a_takeover(idempotency: Idemp
 def test_a_lease_that_ran_out_may_park_the_key(idempotency: IdempotencyStore) -> None:
     """Nobody gets it: whether the effect happened is for a person or a reconciliation to say."""
     first = run_out(idempotency, owner="me")
+    idempotency.step("k", first.fence, "s", b"v")
 
     answer = claim(idempotency, owner="you", park=True)
 
     assert (PARKED, first.fence, 1, 1) == (answer.answer, answer.fence, answer.attempts, answer.crashes)
+    assert {} == answer.steps, "they are for whoever goes on"
     record = read(idempotency)
     assert (PARKED, "me", 0) == (record.state, record.owner, record.lease_until)
     assert PARKED == claim(idempotency).answer
