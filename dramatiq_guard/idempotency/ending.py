@@ -7,11 +7,12 @@ since that must find it free; and it, too, waits at the barrier, lest a lease th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import telemetry
 from ..delivery import Due
-from ..errors import Defer, StoreUnavailable
+from ..errors import Defer, StoreError
+from ..policy.verdict import Kind, Verdict
 from ..settle.killpoints import reach
 from ..stores.idempotency import DONE, FAILURE, Ended
 from .claimed import patiently
@@ -28,6 +29,8 @@ __all__ = ["complete", "give_back", "note_result"]
 
 #: Milliseconds after which a run whose key was taken over looks for what became of it.
 _FENCED_OUT = 1_000
+
+_FINAL: Final = Verdict(Kind.PERMANENT, "actor:remember_failures", "the actor remembers this failure as its answer")
 
 
 def complete(keyring: Keyring, delivery: Delivery, claimed: Claimed, result: Any) -> Any:
@@ -59,7 +62,8 @@ def complete(keyring: Keyring, delivery: Delivery, claimed: Claimed, result: Any
     reach("before-complete")
     try:
         ended = patiently(plan.store_wait, lambda: _finish(keyring, delivery, claimed))
-    except StoreUnavailable as error:
+    except StoreError as error:
+        # Not only an outage: whatever the store says, the effect has happened, and must not happen again for it.
         keyring.logger.warning("Key %s is done, and waits to be recorded: %s", claimed.key, error)
         _owe(keyring, delivery, claimed, "complete", lambda: _finish(keyring, delivery, claimed))
         return result
@@ -80,7 +84,11 @@ def complete(keyring: Keyring, delivery: Delivery, claimed: Claimed, result: Any
 
 
 def give_back(keyring: Keyring, delivery: Delivery, claimed: Claimed, error: BaseException) -> None:
-    """Give the key of a run that failed back, or remember its failure."""
+    """Give the key of a run that failed back, or remember its failure, which is final then.
+
+    Raises:
+      Defer: Its failure was to be remembered, and another run holds the key, or has finished first.
+    """
     if claimed.completed:  # atomic() had committed, and something broke after it
         keyring.leases.drop(claimed)
         return
@@ -89,6 +97,7 @@ def give_back(keyring: Keyring, delivery: Delivery, claimed: Claimed, error: Bas
     name: str
     perform: Callable[[], object]
     if remembered:
+        delivery.verdict = _FINAL  # whatever Classify found: a retry would only be given this failure
         claimed.finish = failed(error)
         name, perform = "complete", lambda: _finish(keyring, delivery, claimed)
     else:
@@ -96,12 +105,15 @@ def give_back(keyring: Keyring, delivery: Delivery, claimed: Claimed, error: Bas
     reach(f"before-{name}")
     try:
         perform()
-    except StoreUnavailable as unavailable:
-        keyring.logger.warning("Key %s waits for its %s: %s", claimed.key, name, unavailable)
+    except StoreError as refused:
+        keyring.logger.warning("Key %s waits for its %s: %s", claimed.key, name, refused)
         _owe(keyring, delivery, claimed, name, perform)
         return
     keyring.leases.drop(claimed)
     reach(f"after-{name}")
+    if remembered and not claimed.completed:
+        delivery.verdict = None
+        raise Defer(f"key {claimed.key} is held by another run by now", delay=_FENCED_OUT) from error
 
 
 def note_result(keyring: Keyring, claimed: Claimed, result: Any) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from dramatiq.logging import get_logger
 
 from .. import clock
-from ..errors import LeaseLost, StoreError
+from ..errors import LeaseLost, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
     from ..interrupts import Interrupts
@@ -54,12 +54,15 @@ class Leases:
           interrupts(Interrupts): Who interrupts a run whose lease is lost.
           shortest(int): The shortest lease there is, in milliseconds.
         """
+        self._closed.set()  # another worker's before, in this process
         self.interrupts = interrupts
         self._closed = threading.Event()
         self._held = {}
         self._beat = max(10, min(_BEAT, shortest // 6))
         interrupts.interval = min(interrupts.interval, self._beat)
-        self._thread = threading.Thread(target=self._run, name="dramatiq-guard-leases", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._closed,), name="dramatiq-guard-leases", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -83,10 +86,17 @@ class Leases:
 
         Raises:
           StoreUnavailable: It cannot take it now either.
+          StoreError: It never will; the claim is kept alive no more.
         """
         owed = claimed.owed
         if owed is not None:
-            owed()  # twice does no harm: the fence tells
+            try:
+                owed()  # twice does no harm: the fence tells
+            except StoreUnavailable:
+                raise
+            except StoreError:
+                self.drop(claimed)
+                raise
             claimed.owed = None
         self.drop(claimed)
 
@@ -125,9 +135,9 @@ class Leases:
         if self.interrupts is not None and claimed.run is not None:
             self.interrupts.interrupt(claimed.run, LeaseLost)
 
-    def _run(self) -> None:
+    def _run(self, closed: threading.Event) -> None:
         complained = False
-        while not clock.wait(self._closed, self._beat):
+        while not clock.wait(closed, self._beat):
             try:
                 self.renew()
                 complained = False

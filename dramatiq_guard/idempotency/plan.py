@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import MissingKey, SetupError
 from ..policy.duration import milliseconds
-from ..policy.keys import KEY, MESSAGE, Kind, NoKey, canonical, compile_key, fingerprint, stored_key
+from ..policy.keys import KEY, MESSAGE, Kind, NoKey, canonical, check_names, compile_key, fingerprint, stored_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -193,7 +193,7 @@ def _plan(actor: Actor[Any, Any], settings: Settings, options: Mapping[str, Any]
         if inspect.iscoroutinefunction(function):
             raise ValueError(f"idempotent={mode!r} is for sync actors; an async one is guarded by idempotent='lease'")
     signature = inspect.signature(function)
-    compared, strict = _compared(options.get("fingerprint"), signature)
+    compared, strict = _compared(options.get("fingerprint"), signature, actor.actor_name)
     chosen = {name: _choice(name, options.get(name), getattr(settings, name)) for name in _CHOICES}
     on_crash = settings.on_crash if options.get("on_crash") is None else options["on_crash"]
     check_on_crash(on_crash)
@@ -260,18 +260,15 @@ def _choice(name: str, value: Any, default: str) -> str:
     return default if value is None else checked_choice(name, value)
 
 
-def _compared(value: Any, signature: inspect.Signature) -> tuple[tuple[str, ...] | None, bool | None]:
+def _compared(value: Any, signature: inspect.Signature, actor_name: str) -> tuple[tuple[str, ...] | None, bool | None]:
     if value is None or isinstance(value, bool):
         return None, value
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
         raise TypeError(f"fingerprint must be True, False or a list of parameter names, not {value!r}")
     names = tuple(value)
-    unknown = [name for name in names if name not in signature.parameters]
-    if unknown or not names:
-        raise ValueError(
-            f"fingerprint names {', '.join(map(repr, unknown)) or 'nothing'}; the parameters are "
-            f"{', '.join(signature.parameters) or 'none'}"
-        )
+    if not names:
+        raise ValueError("fingerprint names no parameter: fingerprint=False compares nothing")
+    check_names(names, signature, actor_name=actor_name, option="the fingerprint")
     return names, True
 
 
