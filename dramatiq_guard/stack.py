@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dramatiq.middleware import Middleware, Retries
 
+from . import host
 from .errors import SetupError
 from .middleware.base import GuardMiddleware
 from .middleware.jitter_backoff import JitterBackoff
@@ -87,5 +88,9 @@ def install(broker: Broker, *middlewares: Any, allow_unconfirmed: bool = False) 
         # Registers its options and shows it the actors and queues that are declared already.
         broker.add_middleware(guard)
     broker.middleware[:] = arranged
+    if host.kind_of(broker) == "redis":
+        # Producers, too, look for dead workers on one command in a thousand, and know nothing of outages: after a long
+        # one they would take the living for dead.  Workers that have the stack see to it (`settle.redis_upkeep`).
+        broker.maintenance_chance = 0  # type: ignore[attr-defined]  # RedisBroker's
     stack = stack_of(broker)
     stack.allow_unconfirmed = allow_unconfirmed

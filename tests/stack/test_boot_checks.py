@@ -10,6 +10,7 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import AsyncIO, Middleware, Retries, TimeLimit
 
@@ -380,3 +381,13 @@ def test_an_event_loop_that_was_started_by_a_failed_boot_is_stopped() -> None:
         boot(broker)
 
     assert not [thread for thread in threading.enumerate() if "EventLoop" in type(thread).__name__]
+
+
+def test_a_producer_with_the_stack_takes_nobody_for_dead() -> None:
+    """Dramatiq has every process look for dead workers now and then, and after an outage all look dead."""
+    broker = RedisBroker(url="redis://127.0.0.1:1/0")
+    assert broker.maintenance_chance > 0
+
+    install(broker, JitterBackoff())
+
+    assert broker.maintenance_chance == 0
