@@ -57,7 +57,8 @@ WITH {judged}, locked AS MATERIALIZED (
     RETURNING *
 )
 SELECT CASE answer WHEN 'park' THEN 'parked' WHEN 'takeover' THEN answer ELSE 'fresh' END, t.fence, 0,
-    t.attempts, t.crashes, t.first_claim_at, now, t.steps::text, NULL::bytea, 0, NOT coalesce(live AND NOT same, false)
+    t.attempts, t.crashes, t.first_claim_at, now, CASE t.state WHEN 'held' THEN t.steps::text END, NULL::bytea, 0,
+    NOT coalesce(live AND NOT same, false)
 FROM taken AS t CROSS JOIN clock LEFT JOIN judged AS j ON true
 UNION ALL
 SELECT answer, fence, CASE answer WHEN 'busy' THEN lease_until - looked_at ELSE 0 END, attempts, crashes, first_claim_at,
