@@ -14,7 +14,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import AsyncIO, Middleware, Retries, TimeLimit
 
-from dramatiq_guard import Classify, DeadLetter, GuardError, JitterBackoff, Tracing, install
+from dramatiq_guard import Classify, DeadLetter, GuardError, IdempotencyGuard, JitterBackoff, Tracing, connect, install
 from dramatiq_guard.checks import CHECKS, Setup, problems
 from dramatiq_guard.errors import SetupError, StoreUnavailable
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
@@ -176,6 +176,14 @@ def test_a_store_that_is_out_is_a_warning(caplog: pytest.LogCaptureFixture) -> N
     assert "The store of DeadLetter does not answer (connection refused)" in caplog.text
 
 
+def test_a_guard_of_keys_alone_would_burn_attempts() -> None:
+    """Dramatiq's Retries knows nothing of a message that is put off; the check is the middleware's own."""
+    broker = broker_of(*stock_middleware())
+    install(broker, IdempotencyGuard(connect("memory://").idempotency))
+
+    assert "Add JitterBackoff()" in found(broker)["puts_off"]
+
+
 def test_every_check_is_tested_here() -> None:
     """A new check needs a test of what it says."""
     assert {check.__name__ for check in CHECKS} == {
@@ -186,6 +194,7 @@ def test_every_check_is_tested_here() -> None:
         "sound_actor_options",
         "known_callbacks",
         "stores_answer",
+        "of_the_middlewares",
     }
 
 
