@@ -43,11 +43,12 @@ def store(url):
     stores.close()
 
 
-def died(store, number, *, reason="permanent", actor="import_row", error=None, hours_ago=0):
+def died(store, number, *, reason="permanent", actor="import_row", error=None, hours_ago=0, **known):
     """Write a letter; gives its id."""
     message = dramatiq.Message("default", actor, (f"row-{number}",), {}, {}, message_id=f"m{number}")
     at = clock.now() - hours_ago * HOUR
-    letter = Letter.from_message(message.asdict(), reason=reason, died_at=at, exception=error or ValueError("odd row"))
+    error = error or ValueError("odd row")
+    letter = Letter.from_message(message.asdict(), reason=reason, died_at=at, exception=error, **known)
     store.put(letter)
     return letter.letter_id
 
@@ -174,6 +175,34 @@ def test_a_letter_is_not_replayed_twice(call, url, letters, application):
     assert outcome.code == 1
     assert "m1: it was replayed already" in outcome.out
     assert "m9: there is no such letter" in outcome.out
+
+
+def test_a_letter_whose_key_is_forgotten_is_replayed_by_force_only(call, url, store, letters, application):
+    """Nobody can tell whether its effect happened; how many there are is said, before and after."""
+    died(store, 5, key="default/charge/message/m5", remembered_until=clock.now() - HOUR)
+    name = application(APP.format(url=url))
+
+    for dry in (["--dry-run"], []):
+        outcome = call("dead", "replay", f"{name}:broker", "m1", "m5", *dry)
+        assert outcome.code == 1
+        assert "m5: the record of its key default/charge/message/m5 has expired" in outcome.out
+        assert "\n1 letter refused because nobody can tell any more whether the effect happened" in outcome.out
+        assert "--force" in outcome.out
+    assert store.get("m5").state == "dead"
+    outcome = call("dead", "replay", f"{name}:broker", "m5", "--force")
+    assert (outcome.code, outcome.out.splitlines()[0]) == (0, "1 letter of 1 replayed.")
+    assert "1 letter by force" in outcome.out
+
+
+def test_a_letter_names_its_key(call, url, store):
+    """And says for how long that will be remembered, or that it is not any more."""
+    died(store, 5, key="default/charge/message/m5", remembered_until=clock.now() - HOUR)
+    died(store, 6, key="default/charge/message/m6", remembered_until=clock.now() + HOUR)
+
+    shown = call("dead", "show", "m5", "--store", url).out
+    assert "default/charge/message/m5" in shown
+    assert "which is over" in shown
+    assert ", in 59 min" in call("dead", "show", "m6", "--store", url).out
 
 
 def test_nothing_is_acted_on_by_accident(call, url, letters, application):

@@ -148,3 +148,14 @@ def test_what_is_no_letter_is_refused(text: str) -> None:
 def test_a_timestamp_that_is_no_number_is_replaced() -> None:
     """A foreign producer may write anything; stores want numbers."""
     assert 9 == letter(message(message_timestamp="yesterday")).message_timestamp
+
+
+def test_it_knows_the_key_of_its_work() -> None:
+    """And until when the key is remembered; a letter that an older version wrote reads as one without a key."""
+    written = letter(message(), key="default/charge/message/m", remembered_until=7)
+    old = json.loads(written.record())
+    del old["key"], old["remembered_until"]
+
+    assert written == Letter.from_json(written.to_json())
+    assert ("", None) == (Letter.from_dict(old).key, Letter.from_dict(old).remembered_until)
+    assert ("", None) == (letter(message()).key, letter(message()).remembered_until)

@@ -43,6 +43,8 @@ def test_what_was_written_is_read(store: Store) -> None:
         trace_id="t",
         code_version="v1",
         redelivered=True,
+        key='default/charge/key/["str","☃"]',
+        remembered_until=T0 + 2**40,
     )
 
     assert store.put(written) is True

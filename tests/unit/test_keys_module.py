@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dramatiq_guard import keys
+from dramatiq_guard.delivery import CARRIER
 from dramatiq_guard.policy.keys import NoKey, canonical, compile_key
 
 HOUR = 3_600_000
@@ -53,6 +54,18 @@ def test_windows_begin_with_the_full_day_and_week_of_utc() -> None:
     assert key_of(keys.per(days=1), at(2026, 12, 1, 7, 30), 1)[2] == datetime(2026, 12, 1, tzinfo=UTC)
     assert key_of(keys.per(weeks=1), at(2026, 12, 1, 7, 30), 1)[2] == datetime(2026, 11, 30, tzinfo=UTC)
     assert datetime(2026, 11, 30, tzinfo=UTC).weekday() == 0
+
+
+def test_a_replay_belongs_to_the_window_of_its_message() -> None:
+    """The message that it sends is of now, and the work is of then."""
+    first = dramatiq.Message(
+        "default", "remind", (1,), {}, {}, message_timestamp=at(2026, 12, 1, 7)["message_timestamp"]
+    )
+    marker = {"of": "m", "n": 1, "token": "t", "enqueued_at": first.message_timestamp}
+    again = first.copy(message_timestamp=first.message_timestamp + 24 * HOUR, options={CARRIER: {"replay": marker}})
+
+    spec = keys.per(hours=1)
+    assert key_of(spec, first, 1) == key_of(spec, again, 1) == key_of(spec, again.asdict(), 1)
 
 
 def test_the_parts_of_a_length_are_added_up() -> None:
