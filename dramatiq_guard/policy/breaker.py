@@ -134,15 +134,17 @@ class State:
       restart(float): The rate at which the next recovery begins; 0 if nothing was learned.
       ceiling(float): The rate at which the limit was met last; 0 if it was not.
       cut_at(int): When the rate was cut last.
-      cut_from(float): The rate before that; 0 once the cut has been judged.
-      cut_ratio(float): The share of failures that led to it.
+      cut_from(float): The rate before the first of the cuts that follow on each other; 0 where it bears well.
+      cut_ratio(float): The share of failures that led to the first of them.
       level(float): Tokens at hand.
       hungry_at(int): When somebody last had to wait.
+      away_until(int): When the last of those that were put off comes back.
       probe_at(int): When the next probe may go.
       probe_until(int): When the probe that is out is given up; 0 if none is.
       usual(float): The share of failures that does not come from load.
       learned(Tally): What was done while it was closed.
       recent(Tally): What was done in the last moments.
+      flow(Tally): What was done in the last seconds of a recovery.
       trial(Tally): What was done since the rate was judged.
       streak(int): Failures in a row, as far as they were reported.
       streak_at(int): When they began.
@@ -163,11 +165,13 @@ class State:
     cut_ratio: float = 0.0
     level: float = 0.0
     hungry_at: int = 0
+    away_until: int = 0
     probe_at: int = 0
     probe_until: int = 0
     usual: float = 0.0
     learned: Tally = Tally()
     recent: Tally = Tally()
+    flow: Tally = Tally()
     trial: Tally = Tally()
     streak: int = 0
     streak_at: int = 0
@@ -189,6 +193,7 @@ class Report:
       wants(int): Messages that are due and wait for a token.
       unused(int): Tokens of the last lease that it did not use.
       put_off(int): Messages it put off since the last report.
+      away(int): Milliseconds until the last of those comes back.
     """
 
     mode: Mode = Mode.CLOSED
@@ -200,6 +205,7 @@ class Report:
     wants: int = 0
     unused: int = 0
     put_off: int = 0
+    away: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +248,12 @@ _CUT = 0.97
 _SETTLE = 500
 #: Milliseconds of outcomes that a rate is judged by.
 _TRIAL = 2_000
+#: The half-life of the goodput that a cut leads to, in milliseconds.
+_FLOW = 1_000
 #: Failures above the usual share that count as too much load.
 _EXCESS = 0.02
+#: Cuts to this share of the rate prove whether the failures come from it.
+_PROOF = 0.75
 #: The share of the failures that a cut must leave for them not to come from the load.
 _FUTILE = 0.75
 #: The probes are at most this share of the load before.
@@ -319,6 +329,7 @@ def _pass_time(limits: Limits, state: State, now: int) -> State:
         present=present,
         rate=rate,
         level=min(full, state.level + rate * paid / 1000),
+        flow=state.flow.after(elapsed, _FLOW),
         trial=state.trial.plus(0, 0, elapsed),
     )
 
@@ -340,7 +351,8 @@ def _count(limits: Limits, state: State, report: Report) -> State:
     free = report.mode is Mode.CLOSED
     if not state.mode.admits_freely:
         longest = 2 * _look(limits, state.present)
-        state = replace(state, present=state.present.plus(min(report.span, longest), 0))
+        away = max(state.away_until, state.at + report.away)
+        state = replace(state, present=state.present.plus(min(report.span, longest), 0), away_until=away)
     if report.mode is not state.mode or report.since != state.since:
         # What was done just before the outage, but is told only now, belongs to what was learned.
         if free and not state.mode.admits_freely:
@@ -361,7 +373,13 @@ def _count(limits: Limits, state: State, report: Report) -> State:
     full = max(1.0, state.rate * _look(limits, state.present) / 1000)
     level = min(full, state.level + report.unused) if state.mode is Mode.RECOVERING else state.level
     hungry = state.at if report.put_off else state.hungry_at
-    return replace(state, trial=state.trial.plus(report.ok, report.bad), level=level, hungry_at=hungry)
+    return replace(
+        state,
+        flow=state.flow.plus(report.ok, report.bad),
+        trial=state.trial.plus(report.ok, report.bad),
+        level=level,
+        hungry_at=hungry,
+    )
 
 
 def _closed(limits: Limits, state: State) -> State:
@@ -426,6 +444,7 @@ def _recover(limits: Limits, state: State) -> State:
         rate=rate,
         level=1.0,
         recent=Tally(),
+        flow=Tally(),
         trial=Tally(),
         hungry_at=state.at,
         cut_at=state.at,
@@ -437,7 +456,7 @@ def _recover(limits: Limits, state: State) -> State:
 
 def _recovering(limits: Limits, state: State) -> State:
     recent, trial, now = state.recent, state.trial, state.at
-    state = replace(state, best=max(state.best, min(state.rate, recent.goodput)))
+    state = replace(state, best=max(state.best, min(state.rate, state.flow.goodput)))
     if recent.bad >= limits.min_failures and recent.ratio >= max(limits.failure_ratio, (1 + state.usual) / 2):
         # What was proved is where to begin next time, but nothing is cut by more than half at once.
         start = max(limits.slowest, min(max(state.best, state.rate / 2), state.rate))
@@ -449,26 +468,27 @@ def _recovering(limits: Limits, state: State) -> State:
     if trial.ms >= _TRIAL:
         usual = state.usual + 0.3 * (trial.ratio - state.usual)
         state = replace(state, usual=usual, trial=Tally(), cut_from=0.0)
-    if now - state.hungry_at >= limits.patience and state.floor <= now:
+    if now - max(state.hungry_at, state.away_until, state.floor) >= limits.patience:
         return replace(state, mode=Mode.CLOSED, since=now, recent=Tally(), trial=Tally(), streak=0)
     return state
 
 
 def _too_much(limits: Limits, state: State) -> State:
     """More fails than usual: it is the rate, unless cutting it has not helped."""
-    trial = state.trial
-    if state.cut_from and trial.ratio >= _FUTILE * state.cut_ratio:
-        rate = max(state.rate, state.cut_from)
-        return replace(state, usual=trial.ratio, rate=rate, cut_from=0.0, trial=Tally(), cut_at=state.at)
-    reached = state.recent.goodput / (1 - min(0.9, state.usual))
-    rate = max(limits.slowest, min(state.rate, max(_CUT * reached, state.rate / 2)))
+    trial, first = state.trial, state.cut_from or state.rate
+    ratio = state.cut_ratio if state.cut_from else trial.ratio
+    if state.rate <= _PROOF * first and trial.ratio >= _FUTILE * ratio:
+        return replace(state, usual=trial.ratio, rate=first, cut_from=0.0, trial=Tally(), cut_at=state.at)
+    reached = _CUT * state.flow.goodput / (1 - min(0.9, state.usual))
+    relief = state.rate * (1 - (trial.ratio - state.usual))
+    rate = max(limits.slowest, state.rate / 2, min(reached, relief, _CUT * state.rate))
     return replace(
         state,
         rate=rate,
         ceiling=rate / _CUT,
         cut_at=state.at,
-        cut_from=state.rate,
-        cut_ratio=trial.ratio,
+        cut_from=first,
+        cut_ratio=ratio,
         trial=Tally(),
     )
 

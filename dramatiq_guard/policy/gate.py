@@ -62,7 +62,7 @@ class Gate:
     """
 
     __slots__ = (
-        *("_bad", "_fresh", "_gap", "_lease", "_next", "_ok", "_period", "_put_off", "_retry_after", "_tail"),
+        *("_away_until", "_bad", "_fresh", "_gap", "_lease", "_next", "_ok", "_period", "_put_off", "_retry_after", "_tail"),
         *("_tokens", "asking", "look_at", "reported_at", "room", "waiting"),
     )
 
@@ -84,6 +84,7 @@ class Gate:
         self._gap = 0.0
         self._next = 0.0
         self._tail = 0.0
+        self._away_until = now
         self._fresh = max(1, self.room // 2)
 
     @property
@@ -109,7 +110,7 @@ class Gate:
         if self.waiting < self._room(again):
             self.waiting += 1
             return Answer(Move.WAIT)
-        return self._away(now, u)
+        return self._put(now, u)
 
     def wait_over(self, now: int) -> Answer | None:
         """Whether the message that has waited longest may run now; None if it has to wait on."""
@@ -121,7 +122,7 @@ class Gate:
     def give_up(self, now: int, u: float) -> Answer:
         """A message does not wait any longer: it is put off."""
         self.waiting -= 1
-        return self._away(now, u)
+        return self._put(now, u)
 
     def done(self, period: int, now: int, *, ok: bool, retry_after: int | None = None) -> None:
         """A message that was admitted has its outcome.
@@ -134,11 +135,11 @@ class Gate:
         """
         if retry_after is not None:
             self._retry_after = max(retry_after, self._retry_after or 0)
-        elif period != self._period:
-            return
         if period == self._period:
             self._ok += ok
             self._bad += not ok
+        elif retry_after is None:
+            return
         if not ok or self._lease.mode is Mode.OPEN:
             self.look_at = min(self.look_at, max(now, self.reported_at + _SHORTEST))
 
@@ -162,6 +163,7 @@ class Gate:
             self.waiting,
             self._tokens,
             self._put_off,
+            max(0, self._away_until - now),
         )
         self.asking = True
         self.reported_at = now
@@ -208,13 +210,16 @@ class Gate:
         self._next += self._gap
         return True
 
-    def _away(self, now: int, u: float) -> Answer:
+    def _put(self, now: int, u: float) -> Answer:
         lease = self._lease
-        self._put_off += 1
-        latest = now + lease.latest
+        delay = round(lease.soonest + u * (lease.latest - lease.soonest))
         if lease.apart:
             self._tail = max(self._tail, float(now + lease.soonest)) + lease.apart
-            if self._tail <= latest:
-                return Answer(Move.PUT_OFF, round(self._tail + (u - 0.5) * lease.apart) - now)
-            self._tail = latest
-        return Answer(Move.PUT_OFF, round(lease.soonest + u * (lease.latest - lease.soonest)))
+            if self._tail <= now + lease.latest:
+                delay = round(self._tail + (u - 0.5) * lease.apart) - now
+            else:
+                # The line is longer than anybody is to wait: a place anywhere in it, and another try.
+                self._tail = float(now + lease.latest)
+        self._put_off += 1
+        self._away_until = max(self._away_until, now + delay)
+        return Answer(Move.PUT_OFF, delay)
