@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,8 @@ def measure(scenario: Scenario, recording: Recording) -> Figures:
     recovery = scenario.recovery
     after = -(-recovery // BIN)
     victims = sum(begins <= job.arrived < recovery for job in jobs)
-    ideal_steady, ideal_makespan = scenario.ideal()
+    came = Counter(int(job.arrived // BIN) for job in jobs)
+    ideal_steady, ideal_makespan = scenario.ideal(lambda time: came[int(time // BIN)])
     hopeless = [job.attempts for job in jobs if job.permanent]
     waits = sorted(job.done - job.arrived for job in jobs if job.done >= 0)
     return Figures(

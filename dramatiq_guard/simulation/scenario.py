@@ -5,13 +5,19 @@ Durations in milliseconds, rates per second.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-__all__ = ["Phase", "Scenario", "TROUBLES", "herd", "trouble"]
+__all__ = ["STEP", "TROUBLES", "Phase", "Scenario", "herd", "trouble"]
+
+#: The step in which a perfect policy is followed, and what happens is counted; in milliseconds.
+STEP = 100
+#: The step in which phases are told apart.
+_FINE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,41 +90,48 @@ class Scenario:
         """How many jobs arrive, about."""
         return round(self.herd + self.arrivals * self.lasts / 1000)
 
-    def capacity_at(self, time: float) -> float:
-        """What the downstream can do at a time; jobs of a shard that is out can only wait."""
-        for phase in self.phases:
-            if phase.begins <= time < phase.ends:
-                bad = self.bad_shards / self.shards
-                return self.capacity * (1 - bad + bad * phase.capacity)
-        return self.capacity
-
-    def backlogs(self, step: int = 10) -> Iterator[tuple[float, float]]:
-        """The backlog over time under a perfect policy: pairs of a time and the number of jobs.
-
-        The shards that trouble befalls and the others are followed apart, since neither can do the other's work.
-        """
-        bad = self.bad_shards / self.shards
-        ill, well, time = self.herd * bad, self.herd * (1 - bad), 0.0
-        while True:
-            yield time, ill + well
-            capacity = self.capacity_at(time) - self.capacity * (1 - bad)
-            arrivals = self.arrivals if time < self.lasts else 0.0
-            ill = max(0.0, ill + (arrivals * bad - capacity) * step / 1000)
-            well = max(0.0, well + (arrivals - self.capacity) * (1 - bad) * step / 1000)
-            time += step
-
-    def ideal(self) -> tuple[float, float]:
+    def ideal(self, arrivals: Callable[[float], float] | None = None) -> tuple[float, float]:
         """How long after the recovery the backlog is gone, and how long until all is done, under a perfect policy.
 
-        A backlog that never goes leaves the first infinite.
+        The shards that trouble befalls and the others are followed apart, since neither can do the other's work.
+
+        Parameters:
+          arrivals(Callable): How many jobs arrive in the `STEP` milliseconds from a time on; those of the herd come at
+            0.  None is exactly the planned number.
+
+        Returns:
+          tuple[float, float]: Milliseconds; the first is infinite if the backlog does not go before all is done.
         """
-        steady = float("inf")
-        for time, backlog in self.backlogs():
-            if time >= self.recovery and backlog <= self.normal and steady == float("inf"):
+        planned = self.arrivals * STEP / 1000
+        bad = self.bad_shards / self.shards
+        ill = well = 0.0
+        steady, time = math.inf, 0
+        while True:
+            if arrivals is not None:
+                came = arrivals(time)
+            else:
+                came = (planned if time < self.lasts else 0.0) + (self.herd if time == 0 else 0)
+            ill_can = sum(self.share_at(time + at) for at in range(0, STEP, _FINE)) * _FINE / STEP
+            can = self.capacity * STEP / 1000
+            ill = max(0.0, ill + bad * (came - can * ill_can))
+            well = max(0.0, well + (1 - bad) * (came - can))
+            time += STEP
+            if time >= self.recovery and ill + well <= self.normal and steady == math.inf:
                 steady = time - self.recovery
-            if time >= max(self.lasts, self.recovery) and backlog <= 0.0:
-                return max(1.0, steady), max(1.0, time - self.recovery)
-        raise AssertionError("unreachable")  # pragma: no cover
+            if time >= max(self.lasts, self.recovery) and ill + well <= can / 2:
+                return max(float(STEP), steady), max(float(STEP), time - self.recovery)
+
+    def share_at(self, time: float) -> float:
+        """The share of their capacity that the shards in trouble have at a time."""
+        for phase in self.phases:
+            if phase.begins <= time < phase.ends:
+                return phase.capacity
+        return 1.0
+
+    def capacity_at(self, time: float) -> float:
+        """What the downstream can do at a time, in requests per second."""
+        bad = self.bad_shards / self.shards
+        return self.capacity * (1 - bad + bad * self.share_at(time))
 
 
 def trouble(base: Scenario, name: str) -> Scenario:

@@ -17,6 +17,7 @@ from ..policy.breaker import Limits, Mode
 from ..policy.gate import Answer, Gate, Move
 from .downstream import Downstream
 from .policies import Oracle, Policy, Shared, Sharing, Unpaced
+from .scenario import STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Recording", "simulate"]
 
 #: The bins in which requests are counted, in milliseconds.
-BIN = 100
+BIN = STEP
 #: How long a message waits in its thread for a token.
 _PATIENCE = 2_000
 
@@ -125,8 +126,8 @@ class _World:
         return [store]
 
     def run(self, horizon: float) -> Recording:
-        self.env.process(self._arrivals())
         self.env.process(self._bins())
+        self.env.process(self._arrivals())
         self.env.run(until=self.env.any_of([self.finished, self.env.timeout(horizon)]))
         recording = self.recording
         recording.ended = self.env.now
