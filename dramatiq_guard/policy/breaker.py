@@ -144,7 +144,6 @@ class State:
       usual(float): The share of failures that does not come from load.
       learned(Tally): What was done while it was closed.
       recent(Tally): What was done in the last moments.
-      flow(Tally): What was done in the last seconds of a recovery.
       trial(Tally): What was done since the rate was judged.
       streak(int): Failures in a row, as far as they were reported.
       streak_at(int): When they began.
@@ -171,7 +170,6 @@ class State:
     usual: float = 0.0
     learned: Tally = Tally()
     recent: Tally = Tally()
-    flow: Tally = Tally()
     trial: Tally = Tally()
     streak: int = 0
     streak_at: int = 0
@@ -193,7 +191,7 @@ class Report:
       wants(int): Messages that are due and wait for a token.
       unused(int): Tokens of the last lease that it did not use.
       put_off(int): Messages it put off since the last report.
-      away(int): Milliseconds until the last of those comes back.
+      away(int): Milliseconds until the last message that it put off is back.
     """
 
     mode: Mode = Mode.CLOSED
@@ -248,8 +246,6 @@ _CUT = 0.97
 _SETTLE = 500
 #: Milliseconds of outcomes that a rate is judged by.
 _TRIAL = 2_000
-#: The half-life of the goodput that a cut leads to, in milliseconds.
-_FLOW = 1_000
 #: Failures above the usual share that count as too much load.
 _EXCESS = 0.02
 #: Cuts to this share of the rate prove whether the failures come from it.
@@ -329,7 +325,6 @@ def _pass_time(limits: Limits, state: State, now: int) -> State:
         present=present,
         rate=rate,
         level=min(full, state.level + rate * paid / 1000),
-        flow=state.flow.after(elapsed, _FLOW),
         trial=state.trial.plus(0, 0, elapsed),
     )
 
@@ -360,9 +355,7 @@ def _count(limits: Limits, state: State, report: Report) -> State:
             if report.since < state.since and not state.ceiling and state.mode is Mode.OPEN:
                 state = replace(state, restart=max(state.restart, _capacity(state)))
         return state
-    # Of a long time without news only the last moments count as recent.
-    share = min(1.0, limits.alarm / math.log(2) / report.span) if report.span else 1.0
-    state = replace(state, recent=state.recent.plus(report.ok * share, report.bad))
+    state = replace(state, recent=state.recent.plus(report.ok * _weight(report.span, limits.alarm), report.bad))
     if report.bad and not report.ok:
         began = state.streak_at if state.streak else state.at
         state = replace(state, streak=state.streak + report.bad, streak_at=began)
@@ -372,14 +365,12 @@ def _count(limits: Limits, state: State, report: Report) -> State:
         return replace(state, learned=state.learned.plus(report.ok, report.bad))
     full = max(1.0, state.rate * _look(limits, state.present) / 1000)
     level = min(full, state.level + report.unused) if state.mode is Mode.RECOVERING else state.level
-    hungry = state.at if report.put_off else state.hungry_at
-    return replace(
-        state,
-        flow=state.flow.plus(report.ok, report.bad),
-        trial=state.trial.plus(report.ok, report.bad),
-        level=level,
-        hungry_at=hungry,
-    )
+    return replace(state, trial=state.trial.plus(report.ok, report.bad), level=level)
+
+
+def _weight(span: int, half_life: int) -> float:
+    """What outcomes count that came about over a time, of which the earlier moments have faded."""
+    return half_life / math.log(2) * (1 - 0.5 ** (span / half_life)) / span if span else 1.0
 
 
 def _closed(limits: Limits, state: State) -> State:
@@ -444,7 +435,6 @@ def _recover(limits: Limits, state: State) -> State:
         rate=rate,
         level=1.0,
         recent=Tally(),
-        flow=Tally(),
         trial=Tally(),
         hungry_at=state.at,
         cut_at=state.at,
@@ -456,14 +446,14 @@ def _recover(limits: Limits, state: State) -> State:
 
 def _recovering(limits: Limits, state: State) -> State:
     recent, trial, now = state.recent, state.trial, state.at
-    state = replace(state, best=max(state.best, min(state.rate, state.flow.goodput)))
     if recent.bad >= limits.min_failures and recent.ratio >= max(limits.failure_ratio, (1 + state.usual) / 2):
         # What was proved is where to begin next time, but nothing is cut by more than half at once.
         start = max(limits.slowest, min(max(state.best, state.rate / 2), state.rate))
         return _opened(limits, replace(state, restart=start, ceiling=0.0))
     if now - state.cut_at < _SETTLE:
         return replace(state, trial=Tally())
-    if trial.bad >= 3 and trial.ratio > state.usual + _EXCESS:
+    state = replace(state, best=max(state.best, _borne(state)))
+    if trial.bad >= 3 and trial.ms >= limits.look and trial.ratio > state.usual + _EXCESS:
         return _too_much(limits, state)
     if trial.ms >= _TRIAL:
         usual = state.usual + 0.3 * (trial.ratio - state.usual)
@@ -479,9 +469,8 @@ def _too_much(limits: Limits, state: State) -> State:
     ratio = state.cut_ratio if state.cut_from else trial.ratio
     if state.rate <= _PROOF * first and trial.ratio >= _FUTILE * ratio:
         return replace(state, usual=trial.ratio, rate=first, cut_from=0.0, trial=Tally(), cut_at=state.at)
-    reached = _CUT * state.flow.goodput / (1 - min(0.9, state.usual))
-    relief = state.rate * (1 - (trial.ratio - state.usual))
-    rate = max(limits.slowest, state.rate / 2, min(reached, relief, _CUT * state.rate))
+    borne = _borne(state)
+    rate = max(limits.slowest, state.rate / 2, _CUT * borne)
     return replace(
         state,
         rate=rate,
@@ -491,6 +480,14 @@ def _too_much(limits: Limits, state: State) -> State:
         cut_ratio=ratio,
         trial=Tally(),
     )
+
+
+def _borne(state: State) -> float:
+    """What the downstream bears of the rate, its usual failures included.
+
+    The share of the outcomes says it sooner than their number, since reports come late.
+    """
+    return state.rate * (1 - max(0.0, state.recent.ratio - state.usual))
 
 
 def _look(limits: Limits, present: Tally) -> int:
@@ -517,7 +514,8 @@ def _lease(limits: Limits, state: State, report: Report) -> tuple[State, Lease]:
     elif state.mode is Mode.RECOVERING:
         if now >= state.floor:
             tokens = min(report.wants, int(state.level))
-            hungry = now if report.wants > tokens else state.hungry_at
+            short = report.wants > tokens or (report.put_off and state.level < tokens + 1)
+            hungry = now if short else state.hungry_at
             state = replace(state, level=state.level - tokens, hungry_at=hungry)
         apart = _processes(state.present) * 1000 / state.rate
     latest = soonest + max(_PUT_OFF, (now - state.opened_at) // 2)

@@ -23,6 +23,8 @@ __all__ = ["Answer", "Gate", "Move"]
 
 #: The shortest time between two reports.
 _SHORTEST = 50
+#: The longest wait for a token that is looked forward to, in milliseconds.
+_ROOM = 1_000
 #: Milliseconds until a store that was out is asked again.
 _STORE_OUT = 1_000
 
@@ -62,7 +64,7 @@ class Gate:
     """
 
     __slots__ = (
-        *("_away_until", "_bad", "_fresh", "_gap", "_lease", "_next", "_ok", "_period", "_put_off", "_retry_after", "_tail"),
+        *("_away_until", "_bad", "_gap", "_lease", "_next", "_ok", "_period", "_put_off", "_retry_after", "_tail"),
         *("_tokens", "asking", "look_at", "reported_at", "room", "waiting"),
     )
 
@@ -85,7 +87,6 @@ class Gate:
         self._next = 0.0
         self._tail = 0.0
         self._away_until = now
-        self._fresh = max(1, self.room // 2)
 
     @property
     def mode(self) -> Mode:
@@ -109,6 +110,8 @@ class Gate:
             return Answer(Move.ADMIT, period=self._period)
         if self.waiting < self._room(again):
             self.waiting += 1
+            if self.waiting == 1 and not self._tokens:
+                self._hurry(now)
             return Answer(Move.WAIT)
         return self._put(now, u)
 
@@ -141,7 +144,7 @@ class Gate:
         elif retry_after is None:
             return
         if not ok or self._lease.mode is Mode.OPEN:
-            self.look_at = min(self.look_at, max(now, self.reported_at + _SHORTEST))
+            self._hurry(now)
 
     def due(self, now: int) -> bool:
         """Whether a report is due."""
@@ -198,9 +201,14 @@ class Gate:
         self._tokens = 0
         self.look_at = now + _STORE_OUT
 
+    def _hurry(self, now: int) -> None:
+        self.look_at = min(self.look_at, max(now, self.reported_at + _SHORTEST))
+
     def _room(self, again: bool) -> int:
         if self._lease.mode is Mode.RECOVERING:
-            return self.room if again else self._fresh
+            # No more than will have their turn in a second.
+            room = min(self.room, max(1, round(_ROOM / self._lease.apart)))
+            return room if again else max(1, room // 2)
         return 1 if self._lease.mode is Mode.OPEN else 0
 
     def _take(self, now: int) -> bool:

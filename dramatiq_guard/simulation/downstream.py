@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Downstream"]
 
-#: The length of the queue, in milliseconds of work.
-_QUEUE = 100.0
+#: The length of the queue in milliseconds of work, and in requests at least.
+_QUEUE, _SHORTEST_QUEUE = 100.0, 10.0
 
 
 class Downstream:
@@ -35,7 +35,7 @@ class Downstream:
         self._per_ms = capacity / 1000
         self._cost = rejection_cost
         self._latency = latency
-        self._longest = max(1.0, self._per_ms * _QUEUE)
+        self._longest = max(_SHORTEST_QUEUE, self._per_ms * _QUEUE)
         changes = {0.0: (1.0, 1.0)}
         for phase in phases:
             changes[float(phase.begins)] = (phase.capacity, phase.latency)
