@@ -453,7 +453,7 @@ def _recovering(limits: Limits, state: State) -> State:
     if now - state.cut_at < _SETTLE:
         return replace(state, trial=Tally())
     state = replace(state, best=max(state.best, _borne(state)))
-    if trial.bad >= 3 and trial.ms >= limits.look and trial.ratio > state.usual + _EXCESS:
+    if trial.bad >= 3 and recent.ratio > state.usual + _EXCESS:
         return _too_much(limits, state)
     if trial.ms >= _TRIAL:
         usual = state.usual + 0.3 * (trial.ratio - state.usual)
@@ -469,7 +469,8 @@ def _too_much(limits: Limits, state: State) -> State:
     ratio = state.cut_ratio if state.cut_from else trial.ratio
     if state.rate <= _PROOF * first and trial.ratio >= _FUTILE * ratio:
         return replace(state, usual=trial.ratio, rate=first, cut_from=0.0, trial=Tally(), cut_at=state.at)
-    borne = _borne(state)
+    # What fails now was let through a moment ago, at a lower rate than the present one.
+    borne = _borne(state) / (1 + _growth(state, state.at) * _SETTLE / 1000)
     rate = max(limits.slowest, state.rate / 2, _CUT * borne)
     return replace(
         state,
