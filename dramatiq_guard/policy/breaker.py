@@ -439,6 +439,7 @@ def _recover(limits: Limits, state: State) -> State:
         hungry_at=state.at,
         cut_at=state.at,
         cut_from=0.0,
+        cut_ratio=0.0,
         streak=0,
         best=0.0,
     )
@@ -451,7 +452,8 @@ def _recovering(limits: Limits, state: State) -> State:
         start = max(limits.slowest, min(max(state.best, state.rate / 2), state.rate))
         return _opened(limits, replace(state, restart=start, ceiling=0.0))
     if now - state.cut_at < _SETTLE:
-        return replace(state, trial=Tally())
+        # What fails meanwhile was let through before the cut, and says how much too high the rate was.
+        return replace(state, trial=Tally(), cut_ratio=max(state.cut_ratio, recent.ratio))
     state = replace(state, best=max(state.best, _borne(state)))
     if trial.bad >= 3 and recent.ratio > state.usual + _EXCESS:
         return _too_much(limits, state)
@@ -466,19 +468,22 @@ def _recovering(limits: Limits, state: State) -> State:
 def _too_much(limits: Limits, state: State) -> State:
     """More fails than usual: it is the rate, unless cutting it has not helped."""
     trial, first = state.trial, state.cut_from or state.rate
-    ratio = state.cut_ratio if state.cut_from else trial.ratio
-    if state.rate <= _PROOF * first and trial.ratio >= _FUTILE * ratio:
-        return replace(state, usual=trial.ratio, rate=first, cut_from=0.0, trial=Tally(), cut_at=state.at)
+    if state.rate <= _PROOF * first:
+        if trial.ms < _TRIAL / 2:
+            return state
+        if trial.ratio >= _FUTILE * state.cut_ratio:
+            return replace(state, usual=trial.ratio, rate=first, cut_from=0.0, trial=Tally(), cut_at=state.at)
     # What fails now was let through a moment ago, at a lower rate than the present one.
     borne = _borne(state) / (1 + _growth(state, state.at) * _SETTLE / 1000)
-    rate = max(limits.slowest, state.rate / 2, _CUT * borne)
+    unknown = not (state.ceiling or state.restart)
+    rate = max(limits.slowest, state.rate / 2, 0.0 if unknown else _CUT * borne)
     return replace(
         state,
         rate=rate,
-        ceiling=rate / _CUT,
+        ceiling=borne if unknown else rate / _CUT,
         cut_at=state.at,
         cut_from=first,
-        cut_ratio=ratio,
+        cut_ratio=max(state.recent.ratio, state.cut_ratio if state.cut_from else 0.0),
         trial=Tally(),
     )
 
