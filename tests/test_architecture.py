@@ -22,7 +22,7 @@ LAYERS = (
     ("telemetry",),
     ("stores",),
     (
-        *("seam", "settle", "exits", "probing", "idempotency"),
+        *("seam", "settle", "exits", "probing", "idempotency", "downstreams"),
         *("checks", "substitutes", "failure_log", "boot_log", "wiring"),
     ),
     ("middleware",),
@@ -120,6 +120,7 @@ def test_middlewares_know_neither_each_other_nor_a_concrete_store() -> None:
             ".middleware.base",
             ".stores.protocols",
             ".stores.idempotency",
+            ".stores.breakers",
         }
 
     _forbid("middleware", when=forbidden)

@@ -12,6 +12,7 @@ import click
 
 from ..errors import GuardError, SetupError, StoreUnavailable
 from ..version import __version__
+from .breaker import breaker
 from .dead import dead
 from .demo import demo
 from .explain import explain
@@ -61,7 +62,7 @@ def probe(context: click.Context, arguments: tuple[str, ...]) -> None:
     context.exit(answer_probe(arguments))
 
 
-for _verb in (demo, explain, schedule, dead, keys, schema, probe):
+for _verb in (demo, explain, schedule, dead, keys, schema, breaker, probe):
     cli.add_command(_verb)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from ..policy.breaker import Limits, Mode
+from ..policy.breaker import Limits
 from ..policy.gate import Answer, Gate, Move
 from .downstream import Downstream
 from .policies import Oracle, Policy, Shared, Sharing, Unpaced
