@@ -270,6 +270,9 @@ def step(limits: Limits, state: State, report: Report, now: int) -> tuple[State,
     Returns:
       tuple[State, Lease]: What is known now, and what the process may do.
     """
+    if not state.at:
+        # The first report of all: what it tells of took as long as it says, and not since 1970.
+        state = replace(state, at=now - report.span)
     now = max(now, state.at)
     state = _pass_time(limits, state, now)
     state = _count(limits, state, report)
