@@ -93,9 +93,8 @@ def decoded(text: str) -> State:
         found = json.loads(text)
         mode = Mode(found["mode"])
         if found["v"] == _VERSION:
-            known = {each.name for each in fields(State)}
-            values = {name: _typed(value) for name, value in found.items() if name in known and name != "mode"}
-            return State(mode=mode, **values)
+            values = {each.name: _typed(each.default, found[each.name]) for each in fields(State) if each.name in found}
+            return State(**{**values, "mode": mode})
     except (ValueError, TypeError, KeyError):
         return State()
     return State(mode=mode, since=1) if mode in (Mode.FORCED_OPEN, Mode.FORCED_CLOSED) else State()
@@ -132,5 +131,8 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Mode) else value
 
 
-def _typed(value: Any) -> Any:
-    return Tally(*value) if isinstance(value, list) else value
+def _typed(default: Any, value: Any) -> Any:
+    if isinstance(default, Tally):
+        ok, bad, ms = map(float, value)
+        return Tally(ok, bad, ms)
+    return value if isinstance(default, Mode) else type(default)(value)
