@@ -18,6 +18,7 @@ from .explain import explain
 from .probe import main as answer_probe
 from .schedule import schedule
 from .schema import schema
+from .simulate import simulate
 
 __all__ = ["cli", "run"]
 
@@ -60,7 +61,7 @@ def probe(context: click.Context, arguments: tuple[str, ...]) -> None:
     context.exit(answer_probe(arguments))
 
 
-for _verb in (demo, explain, schedule, dead, schema, probe):
+for _verb in (demo, explain, schedule, simulate, dead, schema, probe):
     cli.add_command(_verb)
 
 
