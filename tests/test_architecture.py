@@ -28,6 +28,7 @@ LAYERS = (
     ("middleware",),
     ("stack", "classified", "keys"),
     ("dead_letters", "testing"),
+    ("simulation",),
     ("cli", "dashboard", "demo", "__main__", "__init__"),
 )
 #: What policy would need to read a clock, throw a die, or touch the world.

@@ -20,6 +20,7 @@ from .keys import keys
 from .probe import main as answer_probe
 from .schedule import schedule
 from .schema import schema
+from .simulate import simulate
 
 __all__ = ["cli", "run"]
 
@@ -62,7 +63,7 @@ def probe(context: click.Context, arguments: tuple[str, ...]) -> None:
     context.exit(answer_probe(arguments))
 
 
-for _verb in (demo, explain, schedule, dead, keys, schema, breaker, probe):
+for _verb in (demo, explain, schedule, simulate, dead, keys, breaker, schema, probe):
     cli.add_command(_verb)
 
 

@@ -236,8 +236,10 @@ _CLOSED_LOOK = 5_000
 _REPORTS = 500
 #: The longest wait between two reports while it is not closed.
 _LONGEST_LOOK = 2_000
-#: Growth of the rate per second: where nothing was learned, up to the limit that was met last, and around it.
-_UNKNOWN, _TOWARDS, _AROUND = 0.8, 0.10, 0.005
+#: Growth of the rate per second: where nothing was learned; near what was learned; up to a limit; and around it.
+_UNKNOWN, _AT_FIRST, _TOWARDS, _AROUND = 0.8, 0.4, 0.10, 0.005
+#: Up to this multiple of the rate that was learned the growth is faster.
+_NEAR = 1.2
 #: Milliseconds after which growth around the limit has doubled.
 _QUICKENING = 5_000.0
 #: A cut leads to this share of the goodput.
@@ -253,7 +255,7 @@ _PROOF = 0.75
 #: The share of the failures that a cut must leave for them not to come from the load.
 _FUTILE = 0.75
 #: The probes are at most this share of the load before.
-_PROBES = 0.03
+_PROBES = 0.06
 #: The longest time for which a message is put off, apart from half the age of the outage.
 _PUT_OFF = 10_000
 
@@ -335,7 +337,9 @@ def _pass_time(limits: Limits, state: State, now: int) -> State:
 def _growth(state: State, now: int) -> float:
     """By which share the rate grows in a second."""
     if not state.ceiling:
-        return _TOWARDS if state.restart else _UNKNOWN
+        if not state.restart:
+            return _UNKNOWN
+        return _AT_FIRST if state.rate < _NEAR * state.restart else _TOWARDS
     if state.rate < _CUT * state.ceiling:
         return _TOWARDS
     return min(_TOWARDS, _AROUND * (1 + ((now - state.cut_at) / _QUICKENING) ** 2))
@@ -477,13 +481,13 @@ def _too_much(limits: Limits, state: State) -> State:
         if trial.ratio >= _FUTILE * state.cut_ratio:
             return replace(state, usual=trial.ratio, rate=first, cut_from=0.0, trial=Tally(), cut_at=state.at)
     # What fails now was let through a moment ago, at a lower rate than the present one.
-    borne = _borne(state) / (1 + _growth(state, state.at) * _SETTLE / 1000)
-    unknown = not (state.ceiling or state.restart)
-    rate = max(limits.slowest, state.rate / 2, 0.0 if unknown else _CUT * borne)
+    grown = 1 + _growth(state, state.at) * _SETTLE / 1000
+    ceiling = _borne(state) / (1.0 if state.restart else grown)
+    rate = max(limits.slowest, state.rate / 2, _CUT * _borne(state) / grown if state.ceiling or state.restart else 0.0)
     return replace(
         state,
         rate=rate,
-        ceiling=borne if unknown else rate / _CUT,
+        ceiling=ceiling,
         cut_at=state.at,
         cut_from=first,
         cut_ratio=max(state.recent.ratio, state.cut_ratio if state.cut_from else 0.0),

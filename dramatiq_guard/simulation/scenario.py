@@ -16,6 +16,8 @@ __all__ = ["STEP", "TROUBLES", "Phase", "Scenario", "herd", "trouble"]
 
 #: The step in which a perfect policy is followed, and what happens is counted; in milliseconds.
 STEP = 100
+#: Jobs that arrive for so long arrive for ever.
+_ENDLESS = 10**9
 #: The step in which phases are told apart.
 _FINE = 10
 
@@ -118,6 +120,8 @@ class Scenario:
             time += STEP
             if time >= self.recovery and ill + well <= self.normal and steady == math.inf:
                 steady = time - self.recovery
+            if steady < math.inf and self.lasts >= _ENDLESS:
+                return max(float(STEP), steady), math.inf
             if time >= max(self.lasts, self.recovery) and ill + well <= can / 2:
                 return max(float(STEP), steady), max(float(STEP), time - self.recovery)
 
@@ -158,7 +162,12 @@ def trouble(base: Scenario, name: str) -> Scenario:
     elif name != "outage":
         raise ValueError(f"unknown trouble {name!r}: one of {', '.join(TROUBLES)}")
     made = replace(base, name=name, phases=phases, shards=shards)
-    return replace(made, lasts=max(made.lasts, round(made.recovery + 1.3 * made.ideal()[0])))
+    return replace(made, lasts=max(made.lasts, round(made.recovery + 1.3 * _working_off(made))))
+
+
+def _working_off(scenario: Scenario) -> float:
+    """How long a perfect policy takes for the backlog while jobs go on arriving."""
+    return replace(scenario, lasts=_ENDLESS).ideal()[0]
 
 
 #: The kinds of trouble.

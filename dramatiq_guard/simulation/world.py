@@ -80,7 +80,7 @@ class _Process:
     def __init__(self, threads: int, store: Shared | None) -> None:
         self.free = threads
         self.store = store
-        self.gate = Gate(threads // 2, 0)
+        self.gate = Gate(threads * 2 // 3, 0)
         self.waiting: deque[Job] = deque()
         self.wakes = -1
 
@@ -111,6 +111,7 @@ class _World:
         self.recording = Recording()
         self.pending = 0
         self.arriving = True
+        self.taking = False
         self.finished = self.env.event()
 
     def _stores(self, limits: Limits) -> list[Shared]:
@@ -202,8 +203,12 @@ class _World:
 
     def _free(self, process: _Process) -> None:
         process.free += 1
-        if self.queue:
+        if self.taking:
+            return  # further up the stack this is done anyway
+        self.taking = True
+        while self.queue and process.free:
             self._begin(process, self.queue.popleft())
+        self.taking = False
 
     def _exchange(self, process: _Process, now: int) -> None:
         gate, store = process.gate, process.store
