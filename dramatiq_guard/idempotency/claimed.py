@@ -242,11 +242,11 @@ class Claimed:
                 connection = transaction.__enter__()
             try:
                 yield connection
+                reach("before-commit")
             except BaseException as error:
                 with self._shielded():
                     transaction.__exit__(type(error), error, error.__traceback__)
                 raise
-            reach("before-commit")
             self.completing = step is None
             with self._shielded():
                 transaction.__exit__(None, None, None)

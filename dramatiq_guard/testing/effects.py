@@ -1,46 +1,58 @@
-"""What an effect is, to a test: a number, a collection or a mock that tells what has happened so far.
+"""What an effect is, to a test: a number, a collection, a mapping of these, or a mock, that tells what has happened.
+
+Two runs of the same work may leave different things behind, where an id or a time is in them.  So what an undisturbed
+run does is looked at twice: if it is the same, others must do the same; else as much.
 
 It must not know how the effect came about.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from numbers import Real
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from unittest.mock import NonCallableMock
 
-from ..errors import GuardError
+__all__ = ["Effect", "amount", "shortened"]
 
-__all__ = ["Effect", "amount", "told"]
+_LONGEST: Final = 100
 
-_LONGEST: Final = 200
+
+class Things(Counter[str]):
+    """What is in a collection, told by how each thing presents itself, and how often it is in there."""
+
+
+#: What an effect looks like at a moment: a number, some things, or the same under names.
+Seen: TypeAlias = Any
 
 
 class Effect:
-    """Looks at what an actor has done, before and after.
+    """Looks at what an actor has done.
 
     Parameters:
       given(Any): A callable that returns a number, a collection or a mapping of these; such a collection itself; or a
         mock, whose calls are counted.
-      whole(bool): Whether it is brought back to its beginning before each schedule, so that all of it can be compared;
-        else what was added is.
+      whole(bool): Whether it is brought back to its beginning before each schedule, so that what there is counts; else
+        what was added does.
     """
 
     def __init__(self, given: Any, *, whole: bool) -> None:
         self.whole = whole
+        #: Whether each undisturbed run does the same, and not only as much.
+        self.stable = True
         self.name = "effect"
+        self._look: Callable[[], Any]
         if isinstance(given, NonCallableMock):
-            self.name = _name_of(given)
-            self._look: Callable[[], Any] = lambda: given.call_count
+            name = given._mock_name
+            self.name = str(name) if name else "calls"
+            self._look = lambda: given.call_count
         elif callable(given):
             name = getattr(given, "__name__", "<")
             self.name = self.name if name.startswith("<") else name
             self._look = given
-        elif isinstance(given, Sized) and not isinstance(given, str | bytes):
+        elif isinstance(given, Collection) and not isinstance(given, str | bytes):
             self._look = lambda: given
         else:
             raise TypeError(
@@ -48,77 +60,77 @@ class Effect:
                 f"set, dict or mock that keeps it, not {given!r}"
             )
 
-    def look(self) -> Any:
-        """What has happened so far, as it is now."""
-        seen = self._look()
-        try:
-            return copy.deepcopy(seen)
-        except Exception:  # noqa: BLE001 - whatever is in it, it is the user's
-            return copy.copy(seen)
+    def look(self) -> Seen:
+        """What has happened so far."""
+        return _seen(self._look())
 
-    def of(self, before: Any, after: Any) -> Any:
-        """What a schedule has done: all that there is, or what was added.
-
-        Raises:
-          GuardError: What was added cannot be told.
-        """
+    def of(self, before: Seen, after: Seen) -> Seen:
+        """What a schedule has done."""
         return after if self.whole else _added(before, after)
 
-    def same(self, once: Any, seen: Any) -> bool:
+    def same(self, once: Seen, seen: Seen) -> bool:
         """Whether a schedule has done what one run does."""
-        if bool(once == seen):
-            return True
-        if self.whole or not (isinstance(once, dict) and isinstance(seen, dict)) or once.keys() == seen.keys():
-            return False
-        # Entries that are named by keys, which are others in each schedule: what they hold is compared.
-        return Counter(map(repr, once.values())) == Counter(map(repr, seen.values()))
+        if self.stable:
+            return bool(once == seen)
+        if _is_named(once) and _is_named(seen):
+            return Counter(map(amount, once.values())) == Counter(map(amount, seen.values()))
+        return bool(amount(once) == amount(seen))
 
-    def differs(self, once: Any, seen: Any) -> str:
+    def told(self, seen: Seen) -> str:
+        """What was done, in a few words."""
+        if _is_named(seen):
+            return ", ".join(f"{name} {amount(each)}" for name, each in seen.items()) or f"{self.name} 0"
+        return f"{self.name} {amount(seen)}"
+
+    def differs(self, once: Seen, seen: Seen) -> str:
         """In what a schedule and one run differ."""
-        if isinstance(once, dict) and isinstance(seen, dict):
-            names = [name for name in {**once, **seen} if once.get(name) != seen.get(name)]
-            return ", ".join(f"{name} {told(once.get(name, 0))} → {told(seen.get(name, 0))}" for name in names)
-        return f"{self.name} {told(once)} → {told(seen)}"
+        if _is_named(once) and _is_named(seen):
+            pairs = [(name, once.get(name, 0), seen.get(name, 0)) for name in {**once, **seen}]
+        else:
+            pairs = [(self.name, once, seen)]
+        return ", ".join(self._pair(*pair) for pair in pairs if pair[1] != pair[2])
+
+    def _pair(self, name: object, once: Seen, seen: Seen) -> str:
+        text = f"{name} {amount(once)} → {amount(seen)}"
+        if self.stable and isinstance(seen, Things) and isinstance(once, Things):
+            for what, things in (("more", seen - once), ("missing", once - seen)):
+                if things:
+                    text += f" ({what}: {shortened(', '.join(things.elements()))})"
+        return text
 
 
-def amount(value: Any) -> Any:
-    """How much was done, as one number; ``None`` where that cannot be said."""
-    if isinstance(value, Mapping):
-        amounts = [amount(each) for each in value.values()]
-        return len(value) if None in amounts else sum(amounts)
-    if _is_number(value):
-        return value
-    return len(value) if isinstance(value, Sized) else None
+def amount(seen: Seen) -> Any:
+    """How much was done, as one number."""
+    if isinstance(seen, Things):
+        return seen.total()
+    return sum(map(amount, seen.values())) if isinstance(seen, Mapping) else seen
 
 
-def told(value: Any) -> str:
-    """A value in a few words."""
-    text = repr(value)
+def shortened(text: str) -> str:
+    """A text that leaves room for others."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _added(before: Any, after: Any) -> Any:
-    """What came to *before*: a difference of numbers, a number of things, or the same for each name."""
-    if isinstance(after, Mapping):
-        before = before if isinstance(before, Mapping) else {}
-        added = {name: _added(before.get(name), value) for name, value in after.items() if before.get(name) != value}
-        return added | {name: -1 for name in before if name not in after}
-    if _is_number(after):
-        return after - (before if _is_number(before) else 0)
-    if isinstance(after, Sized) and not isinstance(after, str | bytes):
-        return len(after) - (len(before) if isinstance(before, Sized) else 0)
-    if before is None:
-        return 1  # a thing under a new name
-    raise GuardError(
-        f"assert_idempotent cannot tell what was added to {told(before)} when it became {told(after)}: let effect "
-        "return a number, a collection, or a dict of these; or give reset=, so that the whole can be compared"
-    )
+def _seen(value: Any) -> Seen:
+    if type(value) is not bool and isinstance(value, Real | Decimal):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _seen(each) for name, each in value.items()}
+    if isinstance(value, Collection) and not isinstance(value, str | bytes):
+        return Things(map(repr, value))
+    return Things() if value is None else Things([repr(value)])
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
+def _added(before: Seen, after: Seen) -> Seen:
+    """What came to *before*."""
+    if isinstance(after, Things):
+        return Things(after - before) if isinstance(before, Things) else after
+    if _is_named(after):
+        known = before if _is_named(before) else {}
+        added = {name: _added(known.get(name), each) for name, each in after.items()}
+        return {name: each for name, each in added.items() if amount(each)}
+    return after - before if isinstance(before, Real | Decimal) else after
 
 
-def _name_of(mock: NonCallableMock) -> str:
-    name = mock._mock_name
-    return str(name) if name else "calls"
+def _is_named(seen: Seen) -> bool:
+    return isinstance(seen, Mapping) and not isinstance(seen, Things)

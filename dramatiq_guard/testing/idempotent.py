@@ -20,7 +20,7 @@ from ..idempotency.plan import SHORTEST_LEASE
 from ..idempotency.values import decode, finished
 from ..middleware.idempotency_guard import IdempotencyGuard
 from ..stores.memory.idempotency import MemoryIdempotency
-from .effects import Effect, amount, told
+from .effects import Effect, amount, shortened
 from .mortal import Course, Point, simulated
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _POINTS: Final = {
     "before-ack": "killed before the ack",
     "before-nack": "killed before the nack",
 }
+
+_LOST: Final = "the actor must not take for done what it has only begun"
 
 
 def assert_idempotent(
@@ -135,7 +137,7 @@ class _Trial:
     def rows(self, times: int) -> list[_Row]:
         """Run every schedule."""
         course, once = self.first()
-        rows = [_Row("delivered once", f"{self.effect.name} {told(once)}")]
+        rows = [_Row("delivered once", self.effect.told(once))]
         rows.append(self.judged(f"delivered {times} times", once, *self.run(times)))
         rows += [self.judged(_words(point), once, *self.run(2, point), point=point) for point in course.reached]
         return rows
@@ -157,6 +159,14 @@ class _Trial:
                 "said about it: let effect= tell what the actor does"
                 + ("" if self.reset is None else ", and see that reset= does not take it out of the actor's reach")
             )
+        _, again = self.run(1)
+        self.effect.stable = bool(once == again)
+        if not self.effect.same(once, again):
+            raise AssertionError(
+                f"a second run of actor {self.actor.actor_name!r}, under another key, did not do what the first one "
+                f"did: {self.effect.differs(once, again)}. If what keeps the effect knows it from the first run, give "
+                "reset= to make it forget"
+            )
         return course, once
 
     def run(self, deliveries: int, kill_at: Point | None = None) -> tuple[Course, Any]:
@@ -176,8 +186,9 @@ class _Trial:
             self.begins_with = before
         elif self.effect.whole and before != self.begins_with:
             raise GuardError(
-                f"reset= did not bring {self.effect.name} back to where it was: it was {told(self.begins_with)} before "
-                f"the first schedule, and {told(before)} before the {self.schedules}th"
+                f"reset= did not bring {self.effect.name} back to where it was: "
+                f"{self.effect.told(self.begins_with)} "
+                f"before the first schedule, and {self.effect.told(before)} later on"
             )
         try:
             for _ in range(deliveries):
@@ -197,12 +208,11 @@ class _Trial:
                 "give reset=, so that each schedule begins alike",
             )
         parked = any(isinstance(ended.error, OutcomeUnknown) for ended in course.ended)
-        outcome = f"{self.effect.name} {told(seen)}" + (", parked for a person" if parked else "")
+        outcome = self.effect.told(seen) + (", parked for a person" if parked else "")
         if not self.effect.same(once, seen):
-            first, now = amount(once), amount(seen)
-            less = first is not None and now is not None and now < first
+            less = amount(seen) < amount(once)
             if not (parked and less):
-                cure = self.cure_lost() if less else self.cure_repeated(course, point)
+                cure = _LOST if less else self.cure_repeated(course, point)
                 return _Row(schedule, outcome, self.effect.differs(once, seen), cure)
         return self.judged_by_ends(schedule, outcome, course)
 
@@ -211,16 +221,17 @@ class _Trial:
         ended = [each for each in course.ended if not each.killed]
         for each in ended:
             if each.dead and each.error is not None and not self.expects(each.error):
-                died = f"a delivery failed: {type(each.error).__name__}: {told(each.error)}"
+                died = f"a delivery failed: {shortened(repr(each.error))}"
                 return _Row(schedule, outcome, died, "see that the actor can be run again after such a crash")
         results = [each.result for each in ended if each.returned]
         stored = [_as_stored(result, self.plan.max_result) for result in results]
-        if any(each is not None and each != stored[0] for each in stored):
+        if None not in stored and any(each != stored[0] for each in stored):
             at = next(index for index, each in enumerate(stored) if each != stored[0])
             return _Row(
                 schedule,
                 outcome,
-                f"delivery {at + 1} returned {told(results[at])}, and the first one {told(results[0])}",
+                f"delivery {at + 1} returned {shortened(repr(results[at]))}, and the first one "
+                f"{shortened(repr(results[0]))}",
                 "return plain values that are recorded",
             )
         return _Row(schedule, outcome)
@@ -228,12 +239,6 @@ class _Trial:
     def expects(self, error: BaseException) -> bool:
         """Whether a delivery may end with an error: a person is asked, or it is an answer that is remembered."""
         return isinstance(error, (OutcomeUnknown, ReplayedFailure, *self.plan.remember_failures))
-
-    def cure_lost(self) -> str:
-        """What to do about an effect that did not happen."""
-        if self.reset is None:
-            return "if what keeps the effect knows it from an earlier schedule, give reset= to make it forget"
-        return "the actor must not take for done what it has only begun"
 
     def cure_repeated(self, course: Course, point: Point | None) -> str:
         """What to do about an effect that happened more than once, or another way."""

@@ -191,6 +191,8 @@ class Process:
     def __init__(self, course: Course) -> None:
         self.course = course
         self.dead = self.acked = False
+        #: Whether its middlewares have been told how the actor ended.
+        self.told = False
         #: The event loop of its async actors.
         self.loop: asyncio.AbstractEventLoop | None = None
         self.guard = IdempotencyGuard(_Store(self))
@@ -217,7 +219,7 @@ class Process:
             if not self.dead:
                 raise
             self.ended.killed = True
-            for middleware in reversed(self.others):  # they may have opened something that is the test's
+            for middleware in reversed(self.others if not self.told else ()):  # what they opened is the test's
                 with suppress(Exception):
                     middleware.after_process_message(self.broker, message, exception=error)
         self.ended.dead = message.failed
@@ -254,15 +256,18 @@ class Process:
             if not message.failed:
                 ended.result = self.course.actor(*message.args, **message.kwargs)
                 ended.returned = True
+            self.told = True
             self.broker.emit_after("process_message", message, result=ended.result)
         except SkipMessage as skipped:
             if message.failed:
                 message.stuff_exception(skipped)
+            self.told = True
             self.broker.emit_after("skip_message", message)
         except BaseException as error:
             if self.dead or not isinstance(error, Exception | Interrupt | SystemExit):
                 raise  # Ctrl-C, or what pytest raises
             ended.error = error
+            self.told = True
             message.stuff_exception(error)
             self.broker.emit_after("process_message", message, exception=error)
 
