@@ -45,7 +45,7 @@ _SAID: Final = {
 class _Downstream:
     """One downstream, as this process knows it."""
 
-    __slots__ = ("changed", "gate", "mode", "name")
+    __slots__ = ("changed", "gate", "meeting", "met", "mode", "name")
 
     def __init__(self, name: str, gate: Gate) -> None:
         self.name = name
@@ -53,6 +53,9 @@ class _Downstream:
         self.mode = gate.mode
         #: Held while the gate is asked or told something; whoever waits for a turn waits for it to be notified.
         self.changed = threading.Condition(threading.Lock())
+        #: Whether this process has asked the store about it; held while it does.
+        self.met = False
+        self.meeting = threading.Lock()
 
 
 class Gates:
@@ -108,6 +111,8 @@ class Gates:
           HeldBack: It is not its turn; says for how long it is put off.
         """
         downstream = self._known.get(name) or self._add(name)
+        if not downstream.met:
+            self._meet(downstream)
         gate = downstream.gate
         with downstream.changed:
             now = clock.monotonic()
@@ -151,7 +156,7 @@ class Gates:
         for downstream in list(self._known.values()):
             with downstream.changed:
                 now = clock.monotonic()
-                report = downstream.gate.ask(now) if downstream.gate.due(now) else None
+                report = downstream.gate.ask(now) if downstream.met and downstream.gate.due(now) else None
             if report is not None:
                 self._exchange(downstream, report)
             next_at = min(next_at, downstream.gate.look_at)
@@ -162,8 +167,17 @@ class Gates:
             downstream = self._known.get(name)
             if downstream is None:
                 downstream = self._known[name] = _Downstream(name, Gate(self.room, clock.monotonic()))
-        self._news.set()
         return downstream
+
+    def _meet(self, downstream: _Downstream) -> None:
+        """Ask about a downstream before the first message goes there: it may be out, or paused, as all others know."""
+        with downstream.meeting:
+            if downstream.met:
+                return
+            with downstream.changed:
+                report = downstream.gate.ask(clock.monotonic())
+            self._exchange(downstream, report)
+            downstream.met = True
 
     def _wait(self, downstream: _Downstream, since: int, hurried: Callable[[], bool]) -> Answer:
         gate = downstream.gate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -35,6 +36,7 @@ class Downstream:
             if does == "answer":
                 self.order.append(what)
         if does == "fail":
+            time.sleep(0.02)  # as one that times out; none fails in no time
             raise Retryable("out")
         if does == "refuse":
             raise Permanent("no")

@@ -85,7 +85,7 @@ def test_what_is_put_off_has_made_no_attempt(bench: MakeBench) -> None:
     here.work()
     for at in range(20):
         charge.send(at)
-    wait_until(lambda: here.state().away_until > 0 or here.state().at > 0)
+    wait_until(lambda: here.breaker.gates._known and here.breaker.gates._known["payments"].gate.mode is Mode.FORCED_OPEN)
     assert attempts == []
 
     here.stores.breakers.update("payments", lambda state, now: (force(state, Mode.CLOSED, now), None))
