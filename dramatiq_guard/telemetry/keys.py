@@ -5,7 +5,7 @@ It must not know any store; how a claim was answered comes in as a plain word.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from opentelemetry.trace import Status, StatusCode, get_current_span
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 __all__ = ["KeyOperation", "key_operation"]
+
+
+_SPANS: Final = {
+    "claim": names.SPAN_CLAIM,
+    "complete": names.SPAN_COMPLETE,
+    "release": names.SPAN_RELEASE,
+    "step": names.SPAN_STEP,
+}
 
 
 class KeyOperation:
@@ -49,7 +57,7 @@ class KeyOperation:
         spans = tracer()
         parent = get_current_span().get_span_context()
         if spans is not None and not (parent.is_valid and not parent.trace_flags.sampled):
-            self._span = spans.start_span(f"{names.SPAN_IDEMPOTENCY}.{self.name}")
+            self._span = spans.start_span(_SPANS[self.name])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -60,7 +60,10 @@ SPAN_DEAD_LETTER: Final = "dramatiq_guard.dead_letter"
 SPAN_CRASH: Final = "dramatiq_guard.crash"
 SPAN_SHUTDOWN: Final = "dramatiq_guard.shutdown"
 SPAN_BREAKER: Final = "dramatiq_guard.breaker"
-SPAN_IDEMPOTENCY: Final = "dramatiq_guard.idempotency"
+SPAN_CLAIM: Final = "dramatiq_guard.idempotency.claim"
+SPAN_COMPLETE: Final = "dramatiq_guard.idempotency.complete"
+SPAN_RELEASE: Final = "dramatiq_guard.idempotency.release"
+SPAN_STEP: Final = "dramatiq_guard.idempotency.step"
 SPAN_REPLAY: Final = "dramatiq_guard.replay"
 
 #: The event, and the log record, of an exception.

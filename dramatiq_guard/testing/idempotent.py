@@ -151,8 +151,6 @@ class _Trial:
                 f"assert_idempotent: so actor {self.actor.actor_name!r} ended when it was run once, undisturbed"
             )
             raise ended.error
-        if ended.returned and not ended.ran:
-            raise GuardError("assert_idempotent: the key was known before the first delivery: give a store without it")
         if ended.error is None and (once == self.begins_with if self.effect.whole else not amount(once)):
             raise AssertionError(
                 f"{self.effect.name} did not change when actor {self.actor.actor_name!r} was run, so nothing can be "

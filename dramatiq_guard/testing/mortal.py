@@ -153,8 +153,7 @@ class Course:
             if ended.killed:
                 process.bury()
                 self._run_out()
-                if not process.acked:
-                    self._waiting.append((0, raw))
+                self._waiting.append((0, raw))  # it was not acked
         return self.ended[-1]
 
     def put(self, message: Message[Any], delay: int | None) -> None:
@@ -190,7 +189,7 @@ class Process:
 
     def __init__(self, course: Course) -> None:
         self.course = course
-        self.dead = self.acked = False
+        self.dead = False
         #: Whether its middlewares have been told how the actor ended.
         self.told = False
         #: The event loop of its async actors.
@@ -299,7 +298,6 @@ class _Channel(Consumer):
 
     def ack(self, message: MessageProxy) -> None:
         self.process.live()
-        self.process.acked = True
 
     nack = ack
 

@@ -29,6 +29,7 @@ from dramatiq_guard import (
 )
 from dramatiq_guard.delivery import Delivery, peek
 from dramatiq_guard.reconcile import Done, NotDone, Unknown
+from dramatiq_guard.settle.killpoints import reach
 from dramatiq_guard.testing import assert_idempotent
 
 from .shop import Gateway, broker_of_a_shop, complaint
@@ -824,3 +825,61 @@ def test_an_actor_may_still_be_called(gateway: Gateway) -> None:
 
     assert_idempotent(charge, "o-1", effect=lambda: len(gateway.charges), reset=gateway.forget)
     assert charge("o-2") == f"charge {len(gateway.charges)}"
+
+
+def test_waiting_takes_no_time_and_others_keep_theirs(gateway: Gateway) -> None:
+    """What the stack waits for in a run is skipped; threads of others have their own clock and their own points."""
+    moments: list[int] = []
+    begun, over = threading.Event(), threading.Event()
+
+    def other() -> None:
+        while not over.is_set():
+            reach("before-claim")
+            moments.append(clock.now())
+            begun.set()
+            clock.wait(over, 1)
+
+    @dramatiq.actor(idempotency_key="order:{order}")
+    def charge(order: str) -> str:
+        begun.clear()
+        assert begun.wait(10)
+        before = clock.monotonic()
+        assert not clock.wait(threading.Event(), 86_400_000)
+        assert clock.monotonic() - before >= 86_400_000
+        return gateway.charge(order, 1, key=current_delivery().key)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        assert_idempotent(charge, "o-1", times=2, effect=lambda: len(gateway.charges))
+    finally:
+        over.set()
+        thread.join()
+
+    assert max(moments) - min(moments) < 86_400_000
+
+
+def test_a_death_is_told_to_the_middlewares_of_the_user_once(gateway: Gateway) -> None:
+    """So that what they have opened for a message is closed when its process dies; none is retried for it."""
+    ends: list[str] = []
+
+    class Watching(Middleware):
+        """Notes how messages end."""
+
+        def after_process_message(
+            self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
+        ) -> None:
+            ends.append(type(exception).__name__)
+
+    broker_of_a_shop(Watching())
+
+    @dramatiq.actor(idempotency_key="order:{order}")
+    def charge(order: str) -> None:
+        gateway.charge(order, 1, key=current_delivery().key)
+
+    assert_idempotent(charge, "o-1", times=2, effect=lambda: len(gateway.charges))
+
+    points = 5
+    undisturbed, twice, killed_before_the_ack = 2, 2, 1
+    assert ends.count("Killed") == points - killed_before_the_ack
+    assert ends.count("NoneType") == undisturbed + twice + 2 * points + killed_before_the_ack

@@ -13,6 +13,7 @@ from dramatiq.brokers.stub import StubBroker
 
 import dramatiq_guard
 from dramatiq_guard import (
+    CircuitBreaker,
     Classify,
     CrashOnFatal,
     DeadLetter,
@@ -20,6 +21,7 @@ from dramatiq_guard import (
     Fatal,
     GracefulShutdown,
     GuardError,
+    IdempotencyGuard,
     JitterBackoff,
     Permanent,
     Retryable,
@@ -28,12 +30,16 @@ from dramatiq_guard import (
     configure_telemetry,
     connect,
     current_delivery,
+    enqueue_unique,
     explain,
     install,
 )
 from dramatiq_guard.dead_letters.letter import Letter
 from dramatiq_guard.delivery import Delivery
 from dramatiq_guard.policy.explain import Explanation
+from dramatiq_guard.reconcile import Done, NotDone, Unknown
+from dramatiq_guard.stores.breakers import BreakerStore
+from dramatiq_guard.stores.idempotency import IdempotencyStore
 from dramatiq_guard.stores.protocols import DeadLetterStore, DeliveryStore, Stores
 
 broker = StubBroker()
@@ -46,6 +52,8 @@ stores = connect("redis://localhost", prefix="app", schema="app")
 assert_type(stores, Stores)
 assert_type(stores.dead_letters, DeadLetterStore)
 assert_type(stores.deliveries, DeliveryStore)
+assert_type(stores.idempotency, IdempotencyStore)
+assert_type(stores.breakers, BreakerStore)
 connect("redis://localhost", namespace="app")  # type: ignore[call-arg]
 
 # -- the stack -------------------------------------------------------------------------------------------------------
@@ -119,6 +127,36 @@ DeadLetter()  # type: ignore[call-arg]
 DeadLetter("redis://localhost")  # type: ignore[arg-type]
 DeadLetter(stores.deliveries)  # type: ignore[arg-type]
 
+
+def find_out(delivery: Delivery) -> Done | NotDone | Unknown:
+    """What IdempotencyGuard asks of a run that died."""
+    return Done(delivery.key) if delivery.is_takeover else NotDone()
+
+
+IdempotencyGuard(stores.idempotency)
+IdempotencyGuard(
+    stores.idempotency,
+    mode="lease",
+    namespace="shop",
+    lease=timedelta(seconds=15),
+    retention=timedelta(days=8),
+    store_wait=2_000,
+    max_result=1_000,
+    on_missing_key="message",
+    on_busy="wait",
+    on_crash=find_out,
+    on_store_error="run",
+    allow_eviction=True,
+)
+IdempotencyGuard()  # type: ignore[call-arg]
+IdempotencyGuard(stores.deliveries)  # type: ignore[arg-type]
+IdempotencyGuard(stores.idempotency, on_crash=3)  # type: ignore[arg-type]
+
+CircuitBreaker(stores.breakers)
+CircuitBreaker(stores.breakers, failure_ratio=0.3, min_failures=10, first_rate=5, waiting_threads=2)
+CircuitBreaker(stores.deliveries)  # type: ignore[arg-type]
+CircuitBreaker(stores.breakers, failure_ratio="half")  # type: ignore[arg-type]
+
 Tracing(link_only=True, settle_spans=True, flush_timeout=2_000)
 Tracing(True)  # type: ignore[call-arg]
 
@@ -168,6 +206,26 @@ charge.send("a", "1")  # type: ignore[arg-type]
 Permanent("no", delay=1)  # type: ignore[call-arg]
 Retryable("no", delay="soon")  # type: ignore[arg-type]
 Retryable("no", 3)  # type: ignore[call-arg]
+
+assert_type(charge.message("a", 1), dramatiq.Message[str])
+assert_type(enqueue_unique(broker, charge.message("a", 1), key="a", ttl=60_000)[1], bool)
+enqueue_unique(broker, charge.message("a", 1), "a", 60_000)  # type: ignore[call-arg]
+
+
+@dramatiq.actor(broker=broker, idempotency_key="order:{order_id}", idempotent="atomic", fingerprint=["cents"])
+def book(order_id: str, cents: int) -> None:
+    """A guarded actor."""
+    delivery = current_delivery()
+    assert_type(delivery.key, str)
+    assert_type(delivery.fence, int)
+    assert_type(delivery.is_takeover, bool)
+    assert_type(delivery.key_for("charge", generation=2), str)
+    delivery.step("charge", lambda key: key, key_ttl=1_000, at_most_once=True, reconcile=lambda key: Unknown())
+    with delivery.atomic(result={"order": order_id}) as connection:
+        connection.execute("insert", (order_id, cents))
+    with delivery.atomic("booked", step="book"):
+        pass
+
 
 # -- classified ------------------------------------------------------------------------------------------------------
 
