@@ -80,7 +80,7 @@ class _Process:
     def __init__(self, threads: int, store: Shared | None) -> None:
         self.free = threads
         self.store = store
-        self.gate = Gate(threads * 2 // 3, 0)
+        self.gate = Gate(threads - max(1, threads // 8), 0)
         self.waiting: deque[Job] = deque()
         self.wakes = -1
 
