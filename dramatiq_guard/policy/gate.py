@@ -188,9 +188,9 @@ class Gate:
         if (lease.mode, lease.since) != (self._lease.mode, self._lease.since):
             self._period += 1
             self._ok = self._bad = 0
-            self._tail = now + lease.soonest
         self.asking = False
         self._lease = lease
+        self._tail = float(now + max(lease.line, lease.soonest))
         self._tokens = lease.tokens
         # All that was wanted was granted: it is not the rate that limits, but how many may wait.
         self._eager = lease.tokens == self._wanted
@@ -229,7 +229,7 @@ class Gate:
         lease = self._lease
         delay = round(lease.soonest + u * (lease.latest - lease.soonest))
         if lease.apart:
-            self._tail = max(self._tail, float(now + lease.soonest)) + lease.apart
+            self._tail += lease.apart
             if self._tail <= now + lease.latest:
                 delay = round(self._tail + (u - 0.5) * lease.apart) - now
             else:
