@@ -356,7 +356,7 @@ def _count(limits: Limits, state: State, report: Report) -> State:
     free = report.mode is Mode.CLOSED
     if not state.mode.admits_freely:
         longest = 2 * _look(limits, state.present)
-        away = max(state.away_until, state.at + report.away)
+        away = max(state.away_until, state.at + report.away if report.away else 0)
         state = replace(state, present=state.present.plus(min(report.span, longest), 0), away_until=away)
     if report.mode is not state.mode or report.since != state.since:
         # What was done just before the outage, but is told only now, belongs to what was learned.

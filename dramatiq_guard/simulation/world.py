@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from ..policy.breaker import Limits, Mode
+from ..policy.breaker import Limits
 from ..policy.gate import Answer, Gate, Move
 from .downstream import Downstream
 from .policies import Oracle, Policy, Shared, Sharing, Unpaced
@@ -88,7 +88,7 @@ class _Process:
 class _World:
     def __init__(self, scenario: Scenario, policy: Policy, limits: Limits) -> None:
         self.scenario, self.policy = scenario, policy
-        self.random = random.Random(scenario.seed)
+        self.random = random.Random(scenario.seed)  # noqa: S311 - a run is to be repeatable
         self.env = simpy.Environment()
         part = scenario.capacity / scenario.shards
         self.downstreams = [
@@ -138,7 +138,7 @@ class _World:
 
     def _after(self, delay: float, call: Callable[[Any], None], value: Any) -> None:
         event = self.env.timeout(delay, value)
-        assert event.callbacks is not None
+        assert event.callbacks is not None  # noqa: S101 - it has not been processed yet
         event.callbacks.append(call)
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
