@@ -64,7 +64,20 @@ class Gate:
     """
 
     __slots__ = (
-        *("_away_until", "_bad", "_eager", "_wanted", "_gap", "_lease", "_next", "_ok", "_period", "_put_off", "_retry_after", "_tail"),
+        *(
+            "_away_until",
+            "_bad",
+            "_eager",
+            "_wanted",
+            "_gap",
+            "_lease",
+            "_next",
+            "_ok",
+            "_period",
+            "_put_off",
+            "_retry_after",
+            "_tail",
+        ),
         *("_tokens", "asking", "look_at", "reported_at", "room", "waiting"),
     )
 

@@ -224,7 +224,7 @@ class _World:
             process.wakes = max(at, now + 1)
             self._after(process.wakes - self.env.now, self._woken, process)
 
-    def _woken(self, event: simpy.Event) -> None:
+    def _woken(self, event: Any) -> None:
         # What floating point makes of a whole number may lie a little below it.
         process, now = event.value, int(self.env.now + 1e-6)
         if process.wakes != now:
@@ -252,7 +252,7 @@ class _World:
             self.recording.served[-1] += 1
         self._after(takes, self._outcome, (process, job, period, served))
 
-    def _outcome(self, event: simpy.Event) -> None:
+    def _outcome(self, event: Any) -> None:
         process, job, period, served = event.value
         if process.store is not None:
             now = int(self.env.now)
@@ -281,7 +281,7 @@ class _World:
         else:
             batch.append(job)
 
-    def _deliver(self, event: simpy.Event) -> None:
+    def _deliver(self, event: Any) -> None:
         for job in self.delayed.pop(event.value):
             self._ready(job)
 

@@ -135,6 +135,7 @@ def test_outcomes_of_before_are_no_probes() -> None:
     late = Report(Mode.CLOSED, 0, ok=50, bad=3, span=1_000)
     after, _ = step(LIMITS, state, late, 60_050)
     assert (after.mode, after.restart > state.restart) == (Mode.OPEN, True)
+    assert step(LIMITS, recovering(), late, 70_050)[0].rate == pytest.approx(100, rel=0.05)
     other, _ = step(LIMITS, state, Report(Mode.OPEN, 1, ok=1, span=100), 60_050)
     assert other.mode is Mode.OPEN
 
@@ -219,6 +220,16 @@ def test_failures_that_a_cut_does_not_cure_are_taken_for_usual() -> None:
     assert rates[-1] >= 100
 
 
+def test_failures_that_a_cut_cures_in_part_are_cut_again() -> None:
+    """An overload that the first cut did not end is not taken for usual."""
+    state = recovering(rate=70.0, at=75_000, cut_at=74_000, cut_from=100.0, cut_ratio=0.4, trial=Tally(50, 0, 900))
+    again, _ = told(state, 75_200, ok=9, bad=4, wants=99, span=200)
+    assert again.rate < 70
+    assert (again.cut_from, again.usual) == (100.0, 0.0)
+    early = replace(state, trial=Tally())
+    assert told(early, 75_200, ok=9, bad=4, wants=99, span=200)[0].cut_at == 74_000
+
+
 def test_usual_failures_that_end_are_forgotten() -> None:
     """The share is learned downwards, too."""
     state = recovering(usual=0.3)
@@ -229,7 +240,7 @@ def test_usual_failures_that_end_are_forgotten() -> None:
 
 def test_it_opens_again_when_most_fails() -> None:
     """The next recovery begins at what this one proved, and at no less than half."""
-    state = recovering(at=75_000, cut_at=74_000)
+    state = recovering(at=75_000, cut_at=74_000, hungry_at=75_000)
     state, _ = told(state, 75_200, ok=20, wants=99, span=200)
     again, _ = told(state, 75_600, bad=40, wants=99, span=200)
     assert again.mode is Mode.OPEN
