@@ -10,6 +10,7 @@ import click
 from .output import as_json, console
 
 if TYPE_CHECKING:
+    from ..simulation.comparison import Run
     from ..simulation.scenario import Scenario
 
 __all__ = ["simulate"]
@@ -115,11 +116,11 @@ def _title(planned: Scenario) -> str:
     )
 
 
-def _draw(runs: list[object], picture: Path, title: str) -> None:
+def _draw(runs: list[Run], picture: Path, title: str) -> None:
     try:
         from ..simulation.picture import draw
 
-        draw(runs, picture, title)  # type: ignore[arg-type]
+        draw(runs, picture, title)
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"A picture needs {error.name}: run pip install 'dramatiq-guard[simulate]', or leave --picture out"

@@ -139,6 +139,7 @@ class State:
       level(float): Tokens at hand.
       hungry_at(int): When somebody last had to wait.
       away_until(int): When the last of those that were put off comes back.
+      line_until(int): Up to when the recovery's rate is spoken for by those that were put off.
       probe_at(int): When the next probe may go.
       probe_until(int): When the probe that is out is given up; 0 if none is.
       usual(float): The share of failures that does not come from load.
@@ -165,6 +166,7 @@ class State:
     level: float = 0.0
     hungry_at: int = 0
     away_until: int = 0
+    line_until: int = 0
     probe_at: int = 0
     probe_until: int = 0
     usual: float = 0.0
@@ -215,8 +217,9 @@ class Lease:
       since(int): The period, to be named in the next report.
       tokens(int): How many messages may go, spread evenly over the time until the next report.
       look(int): Milliseconds until the next report.
-      apart(float): Milliseconds between two messages that this process puts off, so that all of them come back at the
-        rate of the recovery; 0 if no rate is known.
+      line(int): Milliseconds until the last place that all processes have given to messages put off.
+      apart(float): Milliseconds between two messages that this process puts off behind that, so that those of all
+        processes come back at the rate of the recovery; 0 if no rate is known.
       soonest(int): Milliseconds before which no message that is put off should come back.
       latest(int): Milliseconds after which none should.
     """
@@ -225,6 +228,7 @@ class Lease:
     since: int
     tokens: int = 0
     look: int = 0
+    line: int = 0
     apart: float = 0.0
     soonest: int = 0
     latest: int = 0
@@ -248,6 +252,8 @@ _CUT = 0.97
 _SETTLE = 500
 #: Milliseconds of outcomes that a rate is judged by.
 _TRIAL = 2_000
+#: So many outcomes are taken for good when the share of the failures is drawn from few.
+_DOUBT = 5.0
 #: Failures above the usual share that count as too much load.
 _EXCESS = 0.02
 #: Cuts to this share of the rate prove whether the failures come from it.
@@ -353,7 +359,7 @@ def _count(limits: Limits, state: State, report: Report) -> State:
     free = report.mode is Mode.CLOSED
     if not state.mode.admits_freely:
         longest = 2 * _look(limits, state.present)
-        away = max(state.away_until, state.at + report.away)
+        away = max(state.away_until, state.at + report.away if report.away else 0)
         state = replace(state, present=state.present.plus(min(report.span, longest), 0), away_until=away)
     if report.mode is not state.mode or report.since != state.since:
         # What was done just before the outage, but is told only now, belongs to what was learned.
@@ -372,7 +378,10 @@ def _count(limits: Limits, state: State, report: Report) -> State:
         return replace(state, learned=state.learned.plus(report.ok, report.bad))
     full = max(1.0, state.rate * _look(limits, state.present) / 1000)
     level = min(full, state.level + report.unused) if state.mode is Mode.RECOVERING else state.level
-    return replace(state, trial=state.trial.plus(report.ok, report.bad), level=level)
+    line = state.line_until
+    if report.put_off and state.rate:
+        line = min(max(line, state.at) + round(report.put_off * 1000 / state.rate), state.at + _latest(state))
+    return replace(state, trial=state.trial.plus(report.ok, report.bad), level=level, line_until=line)
 
 
 def _weight(span: int, half_life: int) -> float:
@@ -444,6 +453,7 @@ def _recover(limits: Limits, state: State) -> State:
         recent=Tally(),
         trial=Tally(),
         hungry_at=state.at,
+        line_until=state.at,
         cut_at=state.at,
         cut_from=0.0,
         cut_ratio=0.0,
@@ -500,7 +510,9 @@ def _borne(state: State) -> float:
 
     The share of the outcomes says it sooner than their number, since reports come late.
     """
-    return state.rate * (1 - max(0.0, state.recent.ratio - state.usual))
+    # Of few outcomes one failure more or less says little.
+    ratio = state.recent.bad / (state.recent.ok + state.recent.bad + _DOUBT)
+    return state.rate * (1 - max(0.0, ratio - state.usual))
 
 
 def _look(limits: Limits, present: Tally) -> int:
@@ -531,5 +543,10 @@ def _lease(limits: Limits, state: State, report: Report) -> tuple[State, Lease]:
             hungry = now if short else state.hungry_at
             state = replace(state, level=state.level - tokens, hungry_at=hungry)
         apart = _processes(state.present) * 1000 / state.rate
-    latest = soonest + max(_PUT_OFF, (now - state.opened_at) // 2)
-    return state, Lease(state.mode, state.since, tokens, look, apart, soonest, latest)
+    line = max(0, state.line_until - now)
+    return state, Lease(state.mode, state.since, tokens, look, line, apart, soonest, soonest + _latest(state))
+
+
+def _latest(state: State) -> int:
+    """How far a message is put off at most: where an outage has been long, nobody needs to look soon."""
+    return max(_PUT_OFF, (state.at - state.opened_at) // 2)

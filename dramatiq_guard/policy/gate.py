@@ -64,7 +64,20 @@ class Gate:
     """
 
     __slots__ = (
-        *("_away_until", "_bad", "_gap", "_lease", "_next", "_ok", "_period", "_put_off", "_retry_after", "_tail"),
+        *(
+            "_away_until",
+            "_bad",
+            "_eager",
+            "_wanted",
+            "_gap",
+            "_lease",
+            "_next",
+            "_ok",
+            "_period",
+            "_put_off",
+            "_retry_after",
+            "_tail",
+        ),
         *("_tokens", "asking", "look_at", "reported_at", "room", "waiting"),
     )
 
@@ -86,6 +99,8 @@ class Gate:
         self._gap = 0.0
         self._next = 0.0
         self._tail = 0.0
+        self._eager = False
+        self._wanted = 0
         self._away_until = now
 
     @property
@@ -169,6 +184,7 @@ class Gate:
             max(0, self._away_until - now),
         )
         self.asking = True
+        self._wanted = self.waiting
         self.reported_at = now
         self._ok = self._bad = self._put_off = self._tokens = 0
         self._retry_after = None
@@ -185,10 +201,12 @@ class Gate:
         if (lease.mode, lease.since) != (self._lease.mode, self._lease.since):
             self._period += 1
             self._ok = self._bad = 0
-            self._tail = now + lease.soonest
         self.asking = False
         self._lease = lease
+        self._tail = float(now + max(lease.line, lease.soonest))
         self._tokens = lease.tokens
+        # All that was wanted was granted: it is not the rate that limits, but how many may wait.
+        self._eager = lease.tokens == self._wanted
         self._gap = lease.look / max(1, lease.tokens)
         self._next = now + u * self._gap if lease.tokens > 1 else now
         self.look_at = now + round(lease.look * (0.75 + 0.5 * u))
@@ -208,7 +226,7 @@ class Gate:
         if self._lease.mode is Mode.RECOVERING:
             # No more than will have their turn in a second.
             room = min(self.room, max(1, round(_ROOM / self._lease.apart)))
-            return room if again else max(1, room // 2)
+            return room if again else max(1, room * 3 // 4)
         return 1 if self._lease.mode is Mode.OPEN else 0
 
     def _take(self, now: int) -> bool:
@@ -216,13 +234,15 @@ class Gate:
             return False
         self._tokens -= 1
         self._next += self._gap
+        if not self._tokens and self._eager:
+            self._hurry(now)
         return True
 
     def _put(self, now: int, u: float) -> Answer:
         lease = self._lease
         delay = round(lease.soonest + u * (lease.latest - lease.soonest))
         if lease.apart:
-            self._tail = max(self._tail, float(now + lease.soonest)) + lease.apart
+            self._tail += lease.apart
             if self._tail <= now + lease.latest:
                 delay = round(self._tail + (u - 0.5) * lease.apart) - now
             else:

@@ -80,7 +80,7 @@ class _Process:
     def __init__(self, threads: int, store: Shared | None) -> None:
         self.free = threads
         self.store = store
-        self.gate = Gate(threads * 2 // 3, 0)
+        self.gate = Gate(threads - max(1, threads // 8), 0)
         self.waiting: deque[Job] = deque()
         self.wakes = -1
 
@@ -88,7 +88,7 @@ class _Process:
 class _World:
     def __init__(self, scenario: Scenario, policy: Policy, limits: Limits) -> None:
         self.scenario, self.policy = scenario, policy
-        self.random = random.Random(scenario.seed)
+        self.random = random.Random(scenario.seed)  # noqa: S311 - a run is to be repeatable
         self.env = simpy.Environment()
         part = scenario.capacity / scenario.shards
         self.downstreams = [
@@ -138,7 +138,7 @@ class _World:
 
     def _after(self, delay: float, call: Callable[[Any], None], value: Any) -> None:
         event = self.env.timeout(delay, value)
-        assert event.callbacks is not None
+        assert event.callbacks is not None  # noqa: S101 - it has not been processed yet
         event.callbacks.append(call)
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
@@ -224,7 +224,7 @@ class _World:
             process.wakes = max(at, now + 1)
             self._after(process.wakes - self.env.now, self._woken, process)
 
-    def _woken(self, event: simpy.Event) -> None:
+    def _woken(self, event: Any) -> None:
         # What floating point makes of a whole number may lie a little below it.
         process, now = event.value, int(self.env.now + 1e-6)
         if process.wakes != now:
@@ -252,7 +252,7 @@ class _World:
             self.recording.served[-1] += 1
         self._after(takes, self._outcome, (process, job, period, served))
 
-    def _outcome(self, event: simpy.Event) -> None:
+    def _outcome(self, event: Any) -> None:
         process, job, period, served = event.value
         if process.store is not None:
             now = int(self.env.now)
@@ -281,7 +281,7 @@ class _World:
         else:
             batch.append(job)
 
-    def _deliver(self, event: simpy.Event) -> None:
+    def _deliver(self, event: Any) -> None:
         for job in self.delayed.pop(event.value):
             self._ready(job)
 
