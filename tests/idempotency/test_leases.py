@@ -350,25 +350,27 @@ def test_a_thread_that_hangs_beyond_its_time_limit_does_not_keep_its_key(in_memo
 
 
 @pytest.mark.untraced
-def test_t12_a_shutdown_gives_the_key_back(in_memory: MakeBench) -> None:
+def test_t12_a_shutdown_gives_the_key_back(make: MakeBench) -> None:
     """The job that was interrupted goes back to its queue, and whoever gets it runs it at once."""
-    bench = in_memory()
+    bench = make()
 
     @bench.actor(idempotent=True, notify_shutdown=True, max_retries=0)
     def work() -> None:
-        bench.note("run")
-        spin()
+        if bench.note("run") == 1:
+            spin()
 
     message = bench.deliver(work.message())
     worker = bench.work()
     wait_until(lambda: bench.count("run"), describe="the run to begin")
     worker.stop(timeout=10_000)
+    bench.rig.worker = None
 
     assert (bench.record().state, bench.record().crashes) == (FREE, 0)
-    assert bench.count("run") == 1
-    assert bench.rig.ends(message) == {"ack": 1}
-    assert bench.broker.queues["default"].qsize() == 1, "its copy"
     assert bench.letters() == []
+    if bench.rig.results is not None and hasattr(bench.rig.results, "client"):  # a queue in memory ends with its worker
+        bench.work()
+        wait_until(lambda: bench.record().state == DONE, 30, lambda: f"the second run: {bench.rig.ends(message)}")
+        assert (bench.count("run"), bench.record().attempts, bench.record().crashes) == (2, 2, 0)
 
 
 @pytest.mark.untraced
