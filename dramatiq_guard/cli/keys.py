@@ -17,6 +17,7 @@ import click
 
 from .. import clock
 from ..errors import GuardError
+from ..idempotency import resolving
 from ..idempotency.values import encode
 from ..stores.idempotency import ABSENT, BUSY, DONE, FREE, HELD, PARKED, Finish
 from ..stores.protocols import Filter
@@ -189,7 +190,7 @@ def resolve(
             ),
             yes=yes,
         )
-        was = place.keys.resolve(key, done=done, finish=finish)
+        was = resolving.resolve(place.keys, key, done=done, finish=finish)
         if was not in (PARKED, HELD):
             raise _refusal(key, was, None)
         now_is = DONE if done else FREE
@@ -201,7 +202,11 @@ def resolve(
         return
     click.echo(f"Key {key} was {was}, and is {now_is} now.")
     then = "so that its result goes where it was to go" if done else "so that the work is run"
-    click.echo(f"Replay its dead letter, {then}:\n  {replay}")
+    if was == HELD and not dead:
+        click.echo("Its message is delivered again by the broker; if it is dead already:")
+    else:
+        click.echo(f"Replay its dead letter, {then}:")
+    click.echo(f"  {replay}")
 
 
 @keys.command()

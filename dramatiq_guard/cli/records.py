@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..dead_letters.letter import as_json
-from ..idempotency.claimed import STARTED
+from ..idempotency.claimed import DECIDED, STARTED, UNDONE, decided
 from ..idempotency.values import decode
 from ..stores.idempotency import DONE, FAILURE, FREE, HELD, OMITTED, PARKED, Record
 from .output import duration, moment
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["as_dict", "is_over", "listed", "meaning", "show"]
 
 _SHOWN: Final = 2_000
+_BEGUN: Final = {"begun": True}
+_UNDONE: Final = {"begun": True, "happened": False}
 
 
 def is_over(record: Record, now: int) -> bool:
@@ -41,8 +43,8 @@ def meaning(record: Record, now: int) -> str:
         return "it was given back undone; the next delivery runs it"
     if record.state == DONE:
         if record.flags & FAILURE:
-            return "it failed for good; duplicates are given the failure"
-        return "it is done; duplicates are given the result"
+            return "with a failure; duplicates are given it"
+        return "duplicates are given the result"
     left = record.lease_until - now
     if left > 0:
         return f"a run is at work; its lease is over in {duration(left)} unless it renews it"
@@ -77,6 +79,7 @@ def show(record: Record, now: int, console: Console) -> None:
       now(int): The store's clock.
       console(Console): Where to.
     """
+    resolved_at, _ = decided(record.steps)
     facts = {
         "key": record.key,
         "state": f"{record.state}: {meaning(record, now)}",
@@ -84,6 +87,7 @@ def show(record: Record, now: int, console: Console) -> None:
         "crashes": str(record.crashes) if record.crashes else "",
         "owner": record.owner,
         "lease": f"until {moment(record.lease_until)}" if record.state == HELD else "",
+        "resolved": f"{moment(resolved_at)}, to be run again" if resolved_at else "",
         "fence": str(record.fence),
         "fingerprint": record.fingerprint.hex() if record.fingerprint else "",
         "forgotten": f"{moment(record.expires_at)}, in {duration(max(0, record.expires_at - now))}",
@@ -91,10 +95,10 @@ def show(record: Record, now: int, console: Console) -> None:
     for name, text in facts.items():
         if text:
             _line(console, f"{name + ':':16}{text}")
-    if record.steps:
+    if steps := _steps(record):
         console.print("\nSteps", style="bold")
-        for name, data in record.steps.items():
-            _line(console, f"  {name}: {_text(_step(data))}")
+        for name, value in steps.items():
+            _line(console, f"  {name}: {_text(value)}")
     if record.state == DONE:
         console.print("\nThe failure" if record.flags & FAILURE else "\nThe result", style="bold")
         left_out = "not kept: it was too large, or could not be encoded"
@@ -120,14 +124,16 @@ def as_dict(record: Record, now: int) -> dict[str, Any]:
         "crashes": record.crashes,
         "first_claim_at": record.first_claim_at,
         "expires_at": record.expires_at,
-        "steps": {name: _step(data) for name, data in record.steps.items()},
+        "resolved_at": decided(record.steps)[0] or None,
+        "steps": _steps(record),
         "result": _value(record.result),
         "result_is": "failure" if record.flags & FAILURE else "omitted" if record.flags & OMITTED else "result",
     }
 
 
-def _step(data: bytes) -> Any:
-    return {"begun": True} if data == STARTED else _value(data)
+def _steps(record: Record) -> dict[str, Any]:
+    told = {STARTED: _BEGUN, UNDONE: _UNDONE}
+    return {name: told.get(data) or _value(data) for name, data in record.steps.items() if name != DECIDED}
 
 
 def _value(data: bytes | None) -> Any:
@@ -140,8 +146,8 @@ def _value(data: bytes | None) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, dict) and value == {"begun": True}:
-        return "has begun, and no more is known"
+    if value in (_BEGUN, _UNDONE):
+        return "has begun, and no more is known" if value == _BEGUN else "had begun, and did not happen"
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + f" […, {len(text)} characters in all]"
 

@@ -19,16 +19,20 @@ from ..stores.idempotency import Finish
 from .values import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from ..interrupts import Run
     from ..stores.idempotency import Claim, IdempotencyStore
     from .plan import Plan
 
-__all__ = ["STARTED", "Claimed", "patiently"]
+__all__ = ["DECIDED", "STARTED", "UNDONE", "Claimed", "decided", "patiently"]
 
 #: A step that has begun, where it must not run twice.
 STARTED: Final = b"?"
+#: The same, after a person said that it had not happened.
+UNDONE: Final = b"!"
+#: Beside the steps: when a person said so, and how many runs had died by then.
+DECIDED: Final = "~decided"
 _FIRST_WAIT: Final = 50
 _LONGEST_WAIT: Final = 1_000
 
@@ -47,8 +51,10 @@ class Claimed:
     """
 
     __slots__ = (
+        "_decided",
         "_local",
         "_used",
+        "announce",
         "asked_at",
         "claim",
         "completed",
@@ -90,8 +96,11 @@ class Claimed:
         self.completed = False
         self.finish: Finish | None = None
         self.result: Any = None
+        #: Called just before the key is completed by a transaction: duplicates may find it done from then on.
+        self.announce: Callable[[], object] | None = None
         #: What the store could not take when the run ended, and has to be told yet.
         self.owed: Callable[[], object] | None = None
+        self._decided = decided(claim.steps)
         self._used: set[str] = set()
         self._local = threading.Lock()
 
@@ -103,7 +112,7 @@ class Claimed:
     @property
     def is_takeover(self) -> bool:
         """Whether an earlier run of this key ended without a word: its effect may have happened."""
-        return self.claim.crashes > 0
+        return self.claim.crashes > self._decided[1]
 
     def key_for(self, name: str, *, generation: int = 0) -> str:
         """The key to give to a third party for one of the things that this work does."""
@@ -159,6 +168,8 @@ class Claimed:
         """Whether a step needs no call any more, and its value."""
         reach("before-step")
         found = self.claim.steps.get(name)
+        if found == UNDONE:
+            found = None
         if found is not None and found != STARTED:
             return True, decode(found)
         forgotten = key_ttl is not None and self._age() > key_ttl and self.claim.attempts > 1
@@ -211,8 +222,8 @@ class Claimed:
             raise FencedOut(f"key {self.key} is held by another by now: step {name!r} was not recorded")
 
     def _age(self) -> int:
-        """Milliseconds since the key was first claimed, by the store's clock."""
-        return self.claim.now - self.claim.first_claim_at + clock.monotonic() - self.asked_at
+        """Milliseconds since the key was first claimed, or declared undone, by the store's clock."""
+        return self.claim.now - max(self.claim.first_claim_at, self._decided[0]) + clock.monotonic() - self.asked_at
 
     # -- transactions --------------------------------------------------------------------------------------------------
 
@@ -282,6 +293,12 @@ class Claimed:
             f"{why}, so nobody knows whether the effect of key {self.key} happened: look, and then run "
             f"dramatiq-guard keys resolve {self.key!r} --done or --retry"
         )
+
+
+def decided(steps: Mapping[str, bytes]) -> tuple[int, int]:
+    """When a person last said that nothing of this work had happened, and how many runs had died by then."""
+    at, _, crashes = steps.get(DECIDED, b"").partition(b" ")
+    return (int(at), int(crashes)) if at.isdigit() and crashes.isdigit() else (0, 0)
 
 
 def patiently(store_wait: int, ask: Callable[[], Any]) -> Any:

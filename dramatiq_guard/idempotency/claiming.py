@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .keyring import Keyring
     from .plan import Plan
 
-__all__ = ["OUTCOMES", "claim", "put_off", "refuse"]
+__all__ = ["OUTCOMES", "claim", "put_off", "put_off_busy", "refuse"]
 
 #: How a claim's answer is called in telemetry.
 OUTCOMES: Final = {
@@ -124,8 +124,12 @@ def refuse(plan: Plan, delivery: Delivery, key: str, answer: Claim, *, business:
         raise SkipMessage(f"key {key} is being worked on by another delivery")
     if business and plan.on_busy == "fail":
         raise Permanent(f"key {key} is being worked on by another delivery (on_busy='fail')")
-    delay = min(max(answer.lease_left, 1), _backed_off(delivery, _BUSY_WAITS))
-    raise Defer(f"key {key} is being worked on by another delivery", delay=delay)
+    put_off_busy(delivery, answer.lease_left, f"key {key} is being worked on by another delivery")
+
+
+def put_off_busy(delivery: Delivery, lease_left: int, why: str) -> NoReturn:
+    """Put a message off until another delivery is through; it is looked for less and less often."""
+    raise Defer(why, delay=min(max(lease_left, 1), _backed_off(delivery, _BUSY_WAITS)))
 
 
 def put_off(delivery: Delivery, error: StoreUnavailable) -> NoReturn:

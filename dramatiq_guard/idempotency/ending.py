@@ -16,6 +16,7 @@ from ..policy.verdict import Kind, Verdict
 from ..settle.killpoints import reach
 from ..stores.idempotency import DONE, FAILURE, Ended
 from .claimed import patiently
+from .telling import may_tell, tells
 from .values import decode, failed, finished, replayed_failure
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .claimed import Claimed
     from .keyring import Keyring
 
-__all__ = ["complete", "give_back", "note_result"]
+__all__ = ["begin_to_tell", "complete", "give_back", "note_result"]
 
 #: Milliseconds after which a run whose key was taken over looks for what became of it.
 _FENCED_OUT = 1_000
@@ -76,7 +77,8 @@ def complete(keyring: Keyring, delivery: Delivery, claimed: Claimed, result: Any
         delivery.message_id,
         claimed.key,
     )
-    if ended.state != DONE:
+    if ended.state != DONE or tells(delivery):
+        # Who is told of it is for the other run, too, if it is done: this one comes back as its duplicate.
         raise Defer(f"key {claimed.key} is held by another run by now", delay=_FENCED_OUT)
     if ended.flags & FAILURE and ended.result is not None:
         raise replayed_failure(ended.result)
@@ -126,9 +128,17 @@ def note_result(keyring: Keyring, claimed: Claimed, result: Any) -> None:
         )
 
 
+def begin_to_tell(keyring: Keyring, delivery: Delivery, claimed: Claimed) -> None:
+    """Reserve what this run is about to tell, before a duplicate can find its key done."""
+    if tells(delivery):
+        may_tell(keyring.store, delivery, f"run {claimed.fence}", lasts=claimed.plan.lease)
+
+
 def _finish(keyring: Keyring, delivery: Delivery, claimed: Claimed) -> Ended:
     finish = claimed.finish
     assert finish is not None  # noqa: S101 - whoever completes has written it down
+    if not finish.flags & FAILURE:
+        begin_to_tell(keyring, delivery, claimed)
     with telemetry.key_operation("complete", claimed.plan.engine) as operation:
         ended = keyring.store.complete(
             claimed.key, claimed.fence, finish, retention=keyring.retention(claimed.plan, delivery)

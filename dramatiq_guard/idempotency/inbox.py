@@ -14,7 +14,7 @@ from ..settle.killpoints import reach
 from ..stores.idempotency import FRESH, TAKEOVER
 from .claimed import Claimed
 from .claiming import OUTCOMES, put_off
-from .ending import note_result
+from .ending import begin_to_tell, note_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,7 @@ def run_in_inbox(
             result = proceed()
             running = False
             note_result(keyring, claimed, result)
+            begin_to_tell(keyring, delivery, claimed)
             reach("before-commit")
             with telemetry.key_operation("complete", plan.engine) as operation:
                 inbox.commit(claimed.finish)

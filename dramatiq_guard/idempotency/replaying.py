@@ -18,7 +18,8 @@ from ..delivery import Due
 from ..errors import OutcomeUnknown, StoreUnavailable
 from ..stores.idempotency import FAILURE, OMITTED
 from .claimed import patiently
-from .claiming import put_off
+from .claiming import put_off, put_off_busy
+from .telling import has_told, mark, may_tell, tells
 from .values import decode, replayed_failure
 
 if TYPE_CHECKING:
@@ -47,9 +48,21 @@ def replay(keyring: Keyring, plan: Plan, delivery: Delivery, claim: Claim, key: 
       ReplayedFailure: The earlier delivery failed for good.
       OutcomeUnknown: Its result was not kept, and somebody is to be given it.
       SkipMessage: All who must hear of this message once have heard of it.
+      Defer: Another delivery is about to tell them, or the store is out of reach.
     """
-    if _tells(delivery) and _has_told(keyring, plan, delivery):
-        _leave(delivery, claim)
+    if tells(delivery) and not claim.flags & FAILURE:
+        try:
+            mine = patiently(
+                plan.store_wait,
+                lambda: may_tell(keyring.store, delivery, keyring.owner(), lasts=plan.lease),
+            )
+            told = patiently(plan.store_wait, lambda: has_told(keyring.store, delivery))
+        except StoreUnavailable as error:
+            put_off(delivery, error)
+        if told:
+            _leave(delivery, claim)
+        if not mine:
+            put_off_busy(delivery, plan.lease, "another delivery of this message is about to tell of it")
     if claim.flags & FAILURE and claim.result is not None:
         delivery.replayed = True
         raise replayed_failure(claim.result)
@@ -69,28 +82,9 @@ def owe_marker(keyring: Keyring, delivery: Delivery) -> None:
     claimed = delivery.claim
     if claimed is None or claimed.store is None or delivery.message.failed or not delivery.returned:
         return
-    if _tells(delivery):
+    if tells(delivery):
         retention = keyring.retention(claimed.plan, delivery)
-        delivery.dues.append(Due("marker", lambda: keyring.store.mark(_marker(delivery), retention=retention)))
-
-
-def _tells(delivery: Delivery) -> bool:
-    """Whether a success of this message tells a group or a callback."""
-    if "group_completion_uuid" in delivery.options or delivery.options.get("on_success"):
-        return True
-    return bool(delivery.stack.broker.actors[delivery.actor_name].options.get("on_success"))
-
-
-def _marker(delivery: Delivery) -> str:
-    # A group that is run twice has the same message ids and another barrier.
-    return f"{delivery.message_id}:{delivery.options.get('group_completion_uuid', '')}"
-
-
-def _has_told(keyring: Keyring, plan: Plan, delivery: Delivery) -> bool:
-    try:
-        return bool(patiently(plan.store_wait, lambda: keyring.store.marked(_marker(delivery))))
-    except StoreUnavailable as error:
-        put_off(delivery, error)
+        delivery.dues.append(Due("marker", lambda: mark(keyring.store, delivery, retention=retention)))
 
 
 def _leave(delivery: Delivery, claim: Claim) -> None:

@@ -18,6 +18,7 @@ repeated, unless the third party was given `current_delivery().key`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dramatiq.logging import get_logger
@@ -27,7 +28,7 @@ from ..errors import Permanent, SetupError
 from ..idempotency.checks import problems_of
 from ..idempotency.claimed import Claimed
 from ..idempotency.claiming import claim, refuse
-from ..idempotency.ending import complete, give_back
+from ..idempotency.ending import begin_to_tell, complete, give_back
 from ..idempotency.inbox import run_in_inbox
 from ..idempotency.keyring import Keyring
 from ..idempotency.plan import MODES, OPTIONS, check_on_crash, checked_choice, checked_lease, checked_size, plan_for
@@ -204,6 +205,7 @@ class IdempotencyGuard(GuardMiddleware):
             return replay(self.keyring, plan, delivery, claimed.claim, key, self.plans)
         if claimed.store is None:
             return proceed()
+        claimed.announce = partial(begin_to_tell, self.keyring, delivery, claimed)
         self.keyring.leases.hold(claimed)
         try:
             reach("after-claim")

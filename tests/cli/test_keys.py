@@ -259,6 +259,28 @@ def test_a_key_whose_run_has_died_is_resolved_as_well(call, url, store):
     }
 
 
+def test_what_was_begun_and_declared_undone_is_shown_so(call, url, store):
+    """The next run does it; a message that the broker still has comes by itself."""
+    over(store, "a")
+    again = store.claim(key("a"), owner="next", lease=LEASE, retention=DAY, fingerprint=b"\xab")
+    store.step(key("a"), again.fence, "charge", b"?")
+    store.step(key("a"), again.fence, "book", encode("b-1"))
+    store.park(key("a"), again.fence)
+    assert call("keys", "resolve", key("a"), "--store", url, "--retry", "--yes").code == 0
+
+    outcome = call("keys", "show", key("a"), "--store", url)
+    for text in ("charge: had begun, and did not happen", 'book: "b-1"', "resolved:", "to be run again"):
+        assert text in outcome.out
+    assert "~decided" not in outcome.out
+    document = call("keys", "show", key("a"), "--store", url, "--json").document
+    assert document["steps"] == {"charge": {"begun": True, "happened": False}, "book": "b-1"}
+    assert document["resolved_at"] >= document["first_claim_at"]
+
+    over(store, "b")
+    outcome = call("keys", "resolve", key("b"), "--store", url, "--retry", "--yes")
+    assert "Its message is delivered again by the broker; if it is dead already:" in outcome.out
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
