@@ -108,9 +108,10 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """What the stack costs for each message, against stock Dramatiq."""
+    """What the stack costs for each message, against stock Dramatiq; and what a retry storm does to both."""
     _install(session, "all")
     session.run("python", "benchmarks/overhead.py", *session.posargs)
+    session.run("python", "-m", "benchmarks.storm", "--quick")
 
 
 @nox.session

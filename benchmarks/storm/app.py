@@ -1,0 +1,89 @@
+"""The application that is caught in the storm: one actor that calls the downstream, under a chosen policy.
+
+Run by the `dramatiq` command line.  ``STORM_POLICY`` says what is on the broker, ``STORM_URL`` where its server is, and
+``STORM_PORT`` where the downstream listens.  It must not know what happens, nor what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from email.message import Message as Headers
+from typing import Any
+from urllib.error import HTTPError
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Retries
+
+URL = os.environ["STORM_URL"]
+PORT = int(os.environ["STORM_PORT"])
+QUEUE = "storm"
+
+
+def stock(broker: dramatiq.Broker) -> None:
+    """Dramatiq, as it comes."""
+
+
+def tuned(broker: dramatiq.Broker) -> None:
+    """Dramatiq with the delays of one who wants it fast."""
+    retries = next(each for each in broker.middleware if isinstance(each, Retries))
+    retries.min_backoff, retries.max_backoff = 1_000, 10_000
+
+
+def guard(broker: dramatiq.Broker, jitter: object = (0.10, 0.20), breaker: bool = False) -> None:
+    """Classify, JitterBackoff and DeadLetter, with the same delays; and CircuitBreaker, or not."""
+    from dramatiq_guard import CircuitBreaker, Classify, DeadLetter, JitterBackoff, connect, install
+
+    stores = connect(URL)
+    backoff = JitterBackoff(min_backoff=1_000, max_backoff=10_000, jitter=jitter, log="summary")  # type: ignore[arg-type]
+    middlewares = [Classify(), backoff, DeadLetter(stores.dead_letters)]
+    install(broker, *middlewares, *([CircuitBreaker(stores.breakers)] if breaker else []))
+
+
+POLICIES = {
+    "guard": lambda broker: guard(broker, breaker=True),
+    "added": guard,
+    "none": lambda broker: guard(broker, "none"),
+    "equal": lambda broker: guard(broker, "equal"),
+    "full": lambda broker: guard(broker, "full"),
+    "stock": stock,
+    "tuned": tuned,
+}
+
+broker = RedisBroker(url=URL)
+POLICIES[os.environ["STORM_POLICY"]](broker)
+dramatiq.set_broker(broker)
+
+_mine = threading.local()
+
+
+def call(job: int, shard: int, bad: int) -> None:
+    """Ask the downstream, over this thread's connection.
+
+    Raises:
+      HTTPError: It does not answer with 200; of the kind that urllib raises.
+    """
+    connection = getattr(_mine, "connection", None)
+    if connection is None:
+        connection = _mine.connection = socket.create_connection(("127.0.0.1", PORT), timeout=30).makefile("rwb", 0)
+    connection.write(b"%d %d %d\n" % (job, shard, bad))
+    status = int(connection.readline())
+    if status != 200:
+        raise HTTPError("http://downstream/", status, "no", Headers(), None)
+
+
+OPTIONS: dict[str, Any] = {"downstream": "payments"} if os.environ["STORM_POLICY"] == "guard" else {}
+
+
+@dramatiq.actor(queue_name=QUEUE, **OPTIONS)
+def work(job: int, shard: int, bad: int) -> None:
+    """One job."""
+    call(job, shard, bad)
+
+
+@dramatiq.actor(queue_name=QUEUE)
+def warm(job: int) -> None:
+    """A request before the storm."""
+    call(job, 0, 0)
