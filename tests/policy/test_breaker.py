@@ -91,6 +91,13 @@ def test_a_retry_after_opens_it_and_holds_the_whole_key_back() -> None:
     assert told(state, 90_000, wants=1, span=200)[1].tokens == 1
 
 
+def test_a_later_retry_after_holds_the_next_probe_back_too() -> None:
+    """Whatever was planned before it."""
+    state = told(opened(), 60_100, retry_after=30_000, span=100)[0]
+    assert told(state, 89_000, wants=1, span=200)[1].tokens == 0
+    assert told(state, 90_100, wants=1, span=200)[1].tokens == 1
+
+
 def test_a_retry_after_is_limited() -> None:
     """A downstream that asks for a year is asked again within the hour."""
     assert told(HEALTHY, 60_000, bad=1, retry_after=10**12)[0].floor == 60_000 + 3_600_000
@@ -344,6 +351,25 @@ def test_a_closed_gate_admits_and_reports_every_few_seconds() -> None:
     report = gate.ask(1_000)
     assert (report.ok, report.bad, report.retry_after, report.since) == (1, 2, 7, 3)
     assert not gate.due(9_000), "one thread at a time asks"
+
+
+def test_many_failures_are_told_at_once() -> None:
+    """A downstream that refuses at once is not asked a hundred times between two reports."""
+    gate = leased(Lease(Mode.CLOSED, 3, look=5_000))
+    period = gate.arrive(0, 0.5).period
+    for failures in range(1, 5):
+        gate.done(period, 10, ok=False)
+        assert gate.due(10) == (failures == 4)
+
+
+def test_what_fails_while_a_report_is_under_way_is_told_after_it() -> None:
+    """The answer does not put it off by seconds."""
+    gate = leased(Lease(Mode.CLOSED, 3, look=5_000))
+    gate.ask(10)
+    gate.done(gate.arrive(10, 0.5).period, 12, ok=False)
+    assert not gate.due(100)
+    gate.learn(Lease(Mode.CLOSED, 3, look=5_000), 15, 0.5)
+    assert gate.due(60)
 
 
 def test_an_open_gate_keeps_one_message_to_probe_with() -> None:
