@@ -77,7 +77,8 @@ def simulate(
             "Give --arrivals below --capacity."
         )
     try:
-        from ..simulation import comparison, policies as known, scenario
+        from ..simulation import comparison, scenario
+        from ..simulation import policies as known
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"The simulation needs {error.name}: run pip install 'dramatiq-guard[simulate]'"

@@ -62,7 +62,7 @@ class Limits:
     Parameters:
       failure_ratio(float): The share of failures above which it opens.
       min_failures(int): Fewer failures than these never open it.
-      first_rate(float): Where a recovery begins if no rate was learned.
+      first_rate(float): Where a recovery begins if no rate, or a lower one, was learned.
       slowest(float): No rate is below this one, so that a recovery always gets on.
       memory(int): The half-life of what is learned while closed.
       alarm(int): The half-life of the outcomes by which it opens.
@@ -397,7 +397,10 @@ def _closed(limits: Limits, state: State) -> State:
     )
     if not failing and state.floor <= state.at:
         return state
-    return _opened(limits, replace(state, restart=_capacity(state), opened_at=state.at, ceiling=0.0))
+    learned = _capacity(state)
+    # Next to nothing learned says nothing about what can be borne.
+    restart = learned if learned >= limits.first_rate else 0.0
+    return _opened(limits, replace(state, restart=restart, opened_at=state.at, ceiling=0.0))
 
 
 def _capacity(state: State) -> float:
@@ -532,7 +535,7 @@ def _lease(limits: Limits, state: State, report: Report) -> tuple[State, Lease]:
     now, tokens, apart = state.at, 0, 0.0
     soonest = max(look, state.floor - now)
     if state.mode is Mode.OPEN:
-        if report.wants and now >= state.probe_at and state.probe_until <= now:
+        if report.wants and now >= max(state.probe_at, state.floor) and state.probe_until <= now:
             tokens = 1
             state = replace(state, probe_until=now + limits.probe_timeout)
         soonest = max(soonest, state.probe_at - now)

@@ -23,6 +23,8 @@ __all__ = ["Answer", "Gate", "Move"]
 
 #: The shortest time between two reports.
 _SHORTEST = 50
+#: So many failures are told at once.
+_MANY = 4
 #: The longest wait for a token that is looked forward to, in milliseconds.
 _ROOM = 1_000
 #: Milliseconds until a store that was out is asked again.
@@ -159,7 +161,7 @@ class Gate:
         elif retry_after is None:
             return
         if not ok or self._lease.mode is Mode.OPEN:
-            self._hurry(now)
+            self._told_soon(now)
 
     def due(self, now: int) -> bool:
         """Whether a report is due."""
@@ -210,6 +212,8 @@ class Gate:
         self._gap = lease.look / max(1, lease.tokens)
         self._next = now + u * self._gap if lease.tokens > 1 else now
         self.look_at = now + round(lease.look * (0.75 + 0.5 * u))
+        if self._bad:
+            self._told_soon(now)  # what failed while the report was under way
 
     def lost(self, now: int) -> None:
         """The store is out: everything is let through until it is back."""
@@ -218,6 +222,12 @@ class Gate:
         self._period += 1
         self._tokens = 0
         self.look_at = now + _STORE_OUT
+
+    def _told_soon(self, now: int) -> None:
+        if self._bad >= _MANY and self._lease.mode is Mode.CLOSED:
+            self.look_at = now  # what is refused at once fails a hundred times between two reports
+        else:
+            self._hurry(now)
 
     def _hurry(self, now: int) -> None:
         self.look_at = min(self.look_at, max(now, self.reported_at + _SHORTEST))

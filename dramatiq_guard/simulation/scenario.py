@@ -1,4 +1,4 @@
-"""What happens in a simulation: arrivals, an outage or a worse kind of trouble, and how long a perfect policy would take.
+"""What happens in a simulation: arrivals, trouble, and how long a perfect policy would take.
 
 Durations in milliseconds, rates per second.
 """
