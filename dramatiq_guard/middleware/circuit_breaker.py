@@ -15,8 +15,9 @@ A duplicate of finished work asks nobody: it stands inside the idempotency guard
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from dramatiq.common import dq_name
 from dramatiq.logging import get_logger
 
 from ..delivery import carrier_of, count
@@ -30,12 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dramatiq import Actor, Broker
-    from dramatiq.worker import Worker
+    from dramatiq.worker import ConsumerThread, Worker
 
     from ..delivery import Delivery
     from ..stores.breakers import BreakerStore
 
 __all__ = ["CircuitBreaker"]
+
+
+#: Milliseconds between two looks for what has fallen due, at most.
+_LOOKS: Final = 100
 
 
 class CircuitBreaker(GuardMiddleware):
@@ -105,6 +110,13 @@ class CircuitBreaker(GuardMiddleware):
         super().before_worker_boot(broker, worker)
         threads = self.waiting_threads or max(1, int(getattr(worker, "worker_threads", 8)) // 2)
         self.gates.start(threads)
+
+    def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
+        super().after_consumer_thread_boot(broker, thread)
+        if self._downstreams and thread.queue_name == dq_name(thread.queue_name):
+            # What was put off comes back one by one, and is looked for once in this time: by whole seconds it would come
+            # in batches, and the batches be put off again.
+            thread.worker_timeout = min(thread.worker_timeout, _LOOKS)
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self.gates.close()

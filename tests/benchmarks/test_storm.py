@@ -38,7 +38,7 @@ def test_a_tiny_storm_accounts_for_every_job(tmp_path: Path) -> None:
     figures = written["figures"]
     assert ("guard", 1) == (written["policy"], len(written["rounds"]))
     assert 0 == figures["lost"] == figures["dead_good"]
-    assert 1.0 == figures["permanent_attempts"]
+    assert 1.0 == figures["answers_per_bad_job"]
     assert figures["bad"] == figures["dead_bad"] > 0
     assert figures["amplification"] < 1.5
     assert figures["outage_share"] < 1

@@ -85,7 +85,8 @@ def test_what_is_put_off_has_made_no_attempt(bench: MakeBench) -> None:
     here.work()
     for at in range(20):
         charge.send(at)
-    wait_until(lambda: here.breaker.gates._known and here.breaker.gates._known["payments"].gate.mode is Mode.FORCED_OPEN)
+    known = here.breaker.gates._known
+    wait_until(lambda: known and known["payments"].gate.mode is Mode.FORCED_OPEN)
     assert attempts == []
 
     here.stores.breakers.update("payments", lambda state, now: (force(state, Mode.CLOSED, now), None))
@@ -227,6 +228,25 @@ def test_what_is_put_off_holds_no_key(bench: MakeBench) -> None:
     charge.send("a")
 
     wait_until(lambda: [record.state for record in keys.page().records] == ["free"])
+
+
+# -- what comes back -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "looks"), [({"downstream": "payments"}, 100), ({}, 1_000)])
+def test_what_falls_due_is_looked_for_more_often(options: dict[str, Any], looks: int) -> None:
+    """By the threads of delay queues, where there is an actor that calls a downstream; else nothing is changed."""
+    broker = StubBroker()
+    install(broker, JitterBackoff(), CircuitBreaker(MemoryBreakers()))
+    dramatiq.actor(lambda: None, actor_name="charge", broker=broker, **options)
+    worker = dramatiq.Worker(broker, worker_timeout=1_000, worker_threads=1)
+    worker.start()
+    try:
+        wait_until(lambda: {"default", "default.DQ"} == set(worker.consumers))
+        wait_until(lambda: looks == worker.consumers["default.DQ"].worker_timeout)
+        assert 1_000 == worker.consumers["default"].worker_timeout
+    finally:
+        worker.stop()
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
