@@ -253,6 +253,9 @@ class Claimed:
                 connection = transaction.__enter__()
             try:
                 yield connection
+                if step is None and self.announce is not None:
+                    with self._shielded():
+                        self.announce()
                 reach("before-commit")
             except BaseException as error:
                 with self._shielded():

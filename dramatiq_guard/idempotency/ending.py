@@ -7,6 +7,7 @@ since that must find it free; and it, too, waits at the barrier, lest a lease th
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import telemetry
@@ -16,7 +17,7 @@ from ..policy.verdict import Kind, Verdict
 from ..settle.killpoints import reach
 from ..stores.idempotency import DONE, FAILURE, Ended
 from .claimed import patiently
-from .telling import may_tell, tells
+from .telling import leave_telling, may_tell, tells
 from .values import decode, failed, finished, replayed_failure
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def complete(keyring: Keyring, delivery: Delivery, claimed: Claimed, result: Any
         delivery.message_id,
         claimed.key,
     )
+    if tells(delivery):
+        with suppress(StoreError):  # it runs out by itself
+            leave_telling(keyring.store, delivery, _teller(claimed))
     if ended.state != DONE or tells(delivery):
         # Who is told of it is for the other run, too, if it is done: this one comes back as its duplicate.
         raise Defer(f"key {claimed.key} is held by another run by now", delay=_FENCED_OUT)
@@ -131,7 +135,11 @@ def note_result(keyring: Keyring, claimed: Claimed, result: Any) -> None:
 def begin_to_tell(keyring: Keyring, delivery: Delivery, claimed: Claimed) -> None:
     """Reserve what this run is about to tell, before a duplicate can find its key done."""
     if tells(delivery):
-        may_tell(keyring.store, delivery, f"run {claimed.fence}", lasts=claimed.plan.lease)
+        may_tell(keyring.store, delivery, _teller(claimed), lasts=claimed.plan.lease)
+
+
+def _teller(claimed: Claimed) -> str:
+    return f"run {claimed.fence}"
 
 
 def _finish(keyring: Keyring, delivery: Delivery, claimed: Claimed) -> Ended:

@@ -104,8 +104,12 @@ class Leases:
         """Renew what has to be."""
         now = clock.monotonic()
         with self._lock:
-            due = [each for each in self._held.values() if each.renew_at <= now and not each.lost]
+            alive = [each for each in self._held.values() if not each.lost]
             owing = [each for each in self._held.values() if each.owed is not None]
+        due = []
+        if any(each.renew_at <= now for each in alive):
+            # Those that are due at one of the next beats as well: all of them come to share one round trip.
+            due = [each for each in alive if each.renew_at - each.plan.lease // 6 <= now]
         by_lease = defaultdict(list)
         for claimed in due:
             limit = None if claimed.run is None else claimed.run.limit_at

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..delivery import Delivery
     from ..stores.idempotency import IdempotencyStore
 
-__all__ = ["has_told", "mark", "may_tell", "tells"]
+__all__ = ["has_told", "leave_telling", "mark", "may_tell", "tells"]
 
 
 def tells(delivery: Delivery) -> bool:
@@ -36,6 +36,11 @@ def may_tell(store: IdempotencyStore, delivery: Delivery, who: str, *, lasts: in
       lasts(int): For how many milliseconds.
     """
     return store.reserve(f"tell:{_name(delivery)}", who, ttl=lasts) == who
+
+
+def leave_telling(store: IdempotencyStore, delivery: Delivery, who: str) -> None:
+    """Give the reservation back: it is not for this run to tell."""
+    store.unreserve(f"tell:{_name(delivery)}", who)
 
 
 def mark(store: IdempotencyStore, delivery: Delivery, *, retention: int) -> None:

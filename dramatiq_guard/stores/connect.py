@@ -11,8 +11,8 @@ from .urls import masked
 __all__ = ["connect"]
 
 _REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
-_POSTGRES = ("postgresql", "postgres")
-_KNOWN = "redis://, rediss://, unix://, valkey://, postgresql:// or memory://"
+_POSTGRES = ("postgresql", "postgres", "django")
+_KNOWN = "redis://, rediss://, unix://, valkey://, postgresql://, django:// or memory://"
 
 
 def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "dramatiq_guard") -> Stores:
@@ -21,12 +21,14 @@ def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "drama
     Nothing is connected yet: each process connects when it first needs to, so this may be called before workers fork.
     Connecting may take 2 seconds, a command 5; the URL's own options (``?socket_timeout=``, ``?connect_timeout=``)
     win.  No command is silently repeated.  A process holds as many connections as it has threads busy with the store
-    at once, on PostgreSQL no more than 10.
+    at once, on PostgreSQL no more than 10; and as many again, no more than 10, for transactions of idempotent actors
+    that are open at once (of a given pool or engine: all but one of its connections).
 
     Parameters:
-      target(str | Redis | ConnectionPool): A URL (``redis://``, ``rediss://``, ``unix://``, ``valkey://``,
-        ``postgresql://``, ``memory://``), a client of redis-py or valkey-py, or a pool of psycopg, whose timeouts and
-        retries are then its owner's.
+      target(str | Redis | ConnectionPool | Engine): A URL (``redis://``, ``rediss://``, ``unix://``, ``valkey://``,
+        ``postgresql://``, ``memory://``; ``django://default`` is a database of Django's settings), a client of redis-py
+        or valkey-py, a pool of psycopg, or an engine of SQLAlchemy with psycopg, whose timeouts and retries are then
+        its owner's.
       prefix(str): What all keys begin with, on Redis.
       schema(str): The schema of the tables, on PostgreSQL.
 
@@ -62,11 +64,11 @@ def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "drama
         raise SetupError(f"no store for {masked(target)!r}: the scheme {scheme!r} is unknown; write {_KNOWN}")
     if hasattr(target, "evalsha"):
         return _redis(target, prefix)
-    if hasattr(target, "connection") and hasattr(target, "getconn"):
+    if (hasattr(target, "connection") and hasattr(target, "getconn")) or hasattr(target, "raw_connection"):
         return _postgres(target, schema)
     raise SetupError(
-        f"no store for a {type(target).__name__}; give a URL ({_KNOWN}), a client of redis-py or valkey-py, or a "
-        "psycopg_pool.ConnectionPool"
+        f"no store for a {type(target).__name__}; give a URL ({_KNOWN}), a client of redis-py or valkey-py, a "
+        "psycopg_pool.ConnectionPool, or an engine of SQLAlchemy"
     )
 
 
@@ -90,12 +92,12 @@ def _redis(target: Any, prefix: str) -> Stores:
 
 def _postgres(target: Any, schema: str) -> Stores:
     from .postgres.breakers import PostgresBreakers
-    from .postgres.connection import PostgresConnection
     from .postgres.dead_letters import PostgresDeadLetters
     from .postgres.deliveries import PostgresDeliveries
     from .postgres.idempotency import PostgresIdempotency
+    from .postgres.ways import way_to
 
-    connection = PostgresConnection(target, schema=schema)
+    connection = way_to(target, schema)
     return Stores(
         dead_letters=PostgresDeadLetters(connection),
         deliveries=PostgresDeliveries(connection),

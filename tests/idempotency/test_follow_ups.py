@@ -9,9 +9,14 @@ import dramatiq
 import pytest
 from dramatiq.message import Message
 
-from dramatiq_guard import keys
+from dramatiq_guard import current_delivery, keys
+from dramatiq_guard.idempotency.values import encode
+from dramatiq_guard.stores.connect import connect
+from dramatiq_guard.stores.idempotency import Finish
+from dramatiq_guard.stores.postgres.schema import apply_schema
 from tests.idempotency.bench import FOR_EVER, Bench, Faulty
 from tests.idempotency.conftest import MakeBench
+from tests.support.waiting import wait_until
 
 
 def sent(bench: Bench, group: Any, *, unless: tuple[int, ...] = ()) -> list[Message[Any]]:
@@ -235,9 +240,6 @@ def test_a_first_delivery_that_died_before_it_told_is_made_good(make: MakeBench)
     message = work.message()
     key = bench.guard.plans["work"]._stored("message", message.message_id)
     claimed = store.claim(key, owner="dead", lease=60_000, retention=60_000)
-    from dramatiq_guard.idempotency.values import encode
-    from dramatiq_guard.stores.idempotency import Finish
-
     store.complete(key, claimed.fence, Finish(encode(17)), retention=60_000)
     bench.run(message)
     bench.run(message)
@@ -350,8 +352,6 @@ def test_a_mark_that_cannot_be_written_holds_the_message(in_memory: MakeBench) -
     store.out["mark"] = FOR_EVER
     message = bench.deliver(work.message())
     bench.work()
-    from tests.support.waiting import wait_until
-
     wait_until(lambda: store.asked("mark") >= 1 and bench.count("told") == 1, describe="the callback")
     assert not bench.rig.ends(message)
     store.out.clear()
@@ -359,3 +359,117 @@ def test_a_mark_that_cannot_be_written_holds_the_message(in_memory: MakeBench) -
     bench.run(message)
 
     assert (bench.count("run"), bench.count("told")) == (1, 1)
+
+
+def telling(bench: Bench, **options: Any) -> Any:
+    """A guarded actor with a callback."""
+
+    @bench.actor
+    def told(message: Any, result: Any) -> None:
+        bench.note("told", result)
+
+    @bench.actor(idempotent=True, on_success="told", max_retries=0, **options)
+    def work() -> int:
+        return bench.note("run")
+
+    return work
+
+
+def test_a_duplicate_waits_while_the_first_delivery_is_telling(in_memory: MakeBench) -> None:
+    """The key is done and the mark is not there: to tell as well would count a member, or send a callback, twice."""
+    store = Faulty()
+    bench = in_memory(store=store, store_wait=0)
+    work = telling(bench)
+    store.out["mark"] = FOR_EVER
+    message = bench.deliver(work.message())
+    bench.work()
+    wait_until(lambda: bench.count("told"), describe="the callback")
+
+    bench.deliver(message)
+    wait_until(lambda: bench.rig.ends(message)["ack"] >= 2, describe="the duplicate to be put off")
+    assert bench.notes("told") == [1]
+    store.out.clear()
+    bench.settle()
+
+    assert bench.count("run") == 1
+    assert bench.notes("told") == [1]
+    assert bench.letters() == []
+
+
+def test_a_duplicate_tells_in_place_of_a_delivery_that_died_while_it_told(make: MakeBench) -> None:
+    """What that one had reserved runs out as a lease does."""
+    bench = make()
+    work = telling(bench)
+    message = work.message()
+    key = bench.guard.plans["work"]._stored("message", message.message_id)
+    claimed = bench.store.claim(key, owner="dead", lease=60_000, retention=60_000)
+    assert bench.store.reserve(f"tell:{message.message_id}:", "the dead", ttl=150) == "the dead"
+    bench.store.complete(key, claimed.fence, Finish(encode(17)), retention=60_000)
+
+    bench.deliver(message)
+    bench.work()
+    wait_until(lambda: bench.rig.ends(message)["ack"] >= 1, describe="the duplicate to be put off")
+    bench.settle()
+    bench.run(message)
+
+    assert bench.count("run") == 0
+    assert bench.notes("told") == [17]
+
+
+def test_a_zombie_does_not_tell_what_its_successor_tells(make: MakeBench) -> None:
+    """It comes back as a duplicate of the run that finished first."""
+    bench = make()
+
+    @bench.actor
+    def told(message: Any, result: Any) -> None:
+        bench.note("told", result)
+
+    @bench.actor(idempotent=True, on_success="told", max_retries=0)
+    def work() -> str:
+        bench.note("run")
+        record = bench.record()
+        bench.store.release(record.key, record.fence)
+        other = bench.store.claim(record.key, owner="other", lease=60_000, retention=60_000)
+        bench.store.complete(record.key, other.fence, Finish(encode("the other's")), retention=60_000)
+        return "mine"
+
+    message = bench.run(work.message())
+    bench.run(message)
+
+    assert bench.count("run") == 1
+    assert bench.notes("told") == ["the other's"]
+
+
+@pytest.mark.parametrize("mode", ["atomic", "inbox"])
+def test_a_transaction_that_completes_a_key_reserves_the_telling_before_it(
+    in_memory: MakeBench, postgres_url: str, mode: str
+) -> None:
+    """From its commit on a duplicate may find the key done."""
+    apply_schema(postgres_url)
+    stores = connect(postgres_url)
+    store = Faulty(stores.idempotency)
+    bench = in_memory(store=store)
+    reserved: list[int] = []
+
+    @bench.actor
+    def told(message: Any, result: Any) -> None:
+        bench.note("told", result)
+
+    @bench.actor(idempotent=mode, on_success="told", max_retries=0)
+    def work() -> int:
+        if mode == "atomic":
+            with current_delivery().atomic(result=17):
+                bench.note("run")
+            reserved.append(store.asked("reserve"))
+        else:
+            bench.note("run")
+        return 17
+
+    message = bench.run(work.message(), times=3)
+    bench.run(message)
+
+    assert bench.count("run") == 1
+    assert bench.notes("told") == [17]
+    assert reserved in ([1], [])
+    assert "reserve" in {name for name, _ in store.calls}
+    stores.close()

@@ -109,7 +109,7 @@ def test_a_value_that_cannot_be_stored_is_a_dead_letter(make: MakeBench) -> None
 
 
 def test_the_key_of_a_step_is_stable_and_its_own(make: MakeBench) -> None:
-    """The same over runs and messages of one key, another for each step, generation and key; a UUID of 36 characters."""
+    """The same over all runs of one key, another for each step, generation and key; 36 characters, as a UUID."""
     bench = make()
 
     @bench.actor(idempotency_key=["order_id"], **RETRIED)

@@ -20,7 +20,7 @@ from .transactions import PsycopgTransaction
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
-    from .transactions import Statement
+    from .transactions import Statement, Transaction
 
 __all__ = ["PostgresConnection", "Queries"]
 
@@ -90,8 +90,7 @@ class PostgresConnection:
         self._calls = Places(
             MAX_CONNECTIONS, f"{self.name}: all {MAX_CONNECTIONS} connections of this process are busy"
         )
-        # Of a pool one connection is left for short calls, which the open transactions may depend on.
-        room = max(1, self._pool.max_size - 1) if self._pool is not None and self._pool.max_size else MAX_TRANSACTIONS
+        room = max(1, self._room())
         self._transactions = Places(room, f"{self.name}: this process has {room} transactions open already")
 
     def __repr__(self) -> str:
@@ -130,7 +129,7 @@ class PostgresConnection:
                     yield connection
 
     @contextmanager
-    def transaction(self, what: str, *opening: Statement) -> Iterator[PsycopgTransaction]:
+    def transaction(self, what: str, *opening: Statement) -> Iterator[Transaction]:
         """Open a transaction for somebody else's statements, which may take their time.
 
         At most ten are open at once, on connections beside those for short calls (of a given pool: all but one of its
@@ -141,7 +140,7 @@ class PostgresConnection:
           *opening(Statement): What is run first.
 
         Yields:
-          PsycopgTransaction: The transaction; left without a `commit`, it is rolled back.
+          Transaction: The transaction; left without a `commit`, it is rolled back.
 
         Raises:
           StoreUnavailable: The server cannot be reached, or cannot serve now, or too many are open for 5 seconds.
@@ -177,6 +176,11 @@ class PostgresConnection:
             known = {**((given() if callable(given) else given) or {}), "autocommit": True}
             address = self._pool.conninfo
             return self._pool.connection_class.connect(address() if callable(address) else address, **known)
+
+    def _room(self) -> int:
+        """How many transactions may be open: of a pool one connection is left for short calls."""
+        size = getattr(self._pool, "max_size", 0)
+        return size - 1 if size else MAX_TRANSACTIONS
 
     def close(self) -> None:
         """Close this process's idle connections, unless they are somebody else's."""

@@ -16,7 +16,7 @@ from ...errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Places"]
+__all__ = ["Places", "has_news"]
 
 
 class Places:
@@ -64,7 +64,7 @@ class Places:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if not connection.closed and not _has_news(connection):
+            if not connection.closed and not has_news(connection):
                 return connection
             connection.close()
 
@@ -82,7 +82,7 @@ class Places:
                     connection.close()
 
 
-def _has_news(connection: Any) -> bool:
+def has_news(connection: Any) -> bool:
     """Whether an idle connection has something to read: the server's goodbye."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)

@@ -8,10 +8,12 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import SetupError
-from .connection import PostgresConnection
+from .ways import way_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from .connection import PostgresConnection
 
 __all__ = ["SchemaStatus", "Step", "apply_schema", "check_version", "latest_version", "schema_status"]
 
@@ -96,7 +98,7 @@ def schema_status(target: Any, *, schema: str = "dramatiq_guard") -> SchemaStatu
     """Say which steps a database has taken.
 
     Parameters:
-      target(str | ConnectionPool): A URL, or a pool of psycopg.
+      target(str | ConnectionPool | Engine): What `connect` takes for PostgreSQL.
       schema(str): The schema of the tables.
 
     Returns:
@@ -118,7 +120,7 @@ def apply_schema(target: Any, *, schema: str = "dramatiq_guard") -> SchemaStatus
     """Take the steps that a database has not taken yet, each in a transaction.
 
     Parameters:
-      target(str | ConnectionPool): A URL, or a pool of psycopg.
+      target(str | ConnectionPool | Engine): What `connect` takes for PostgreSQL.
       schema(str): The schema of the tables, which is made if it is not there.
 
     Returns:
@@ -167,6 +169,6 @@ def _status(connection: Any, schema: str) -> SchemaStatus:
 
 
 def _way_to(target: Any, schema: str) -> PostgresConnection:
-    if isinstance(target, str) and target.partition("://")[0] not in ("postgresql", "postgres"):
+    if isinstance(target, str) and target.partition("://")[0] not in ("postgresql", "postgres", "django"):
         raise SetupError("only PostgreSQL has a schema; write postgresql://user@host/database")
-    return PostgresConnection(target, schema=schema)
+    return way_to(target, schema)

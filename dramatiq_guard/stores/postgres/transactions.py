@@ -52,12 +52,12 @@ class PsycopgTransaction:
     """
 
     def __init__(self, connection: Any, errors: Errors) -> None:
-        from psycopg import Transaction
+        from psycopg import Transaction as Block
 
         self.connection = connection
         self.answers: list[list[tuple[Any, ...]]] = []
         self._errors = errors
-        self._block = Transaction(connection)
+        self._block = Block(connection)
         self._open = False
         self._whole = False
 
