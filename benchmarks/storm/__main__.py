@@ -85,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=150)
     for table in tables(results):
         console.print(table)
-    print("peak, efficiency, headroom ÷ capacity; makespan ÷ a perfect policy's; attempts of all jobs ÷ jobs done")
+    print(
+        "amplification: attempts ÷ jobs done; peak, efficiency, headroom: ÷ capacity; makespan: ÷ a perfect policy's; "
+        "answers/bad job: how often a job that can never succeed was told so"
+    )
     if chosen.json is not None:
         about = {"python": platform.python_version(), "dramatiq": version("dramatiq"), "rounds": chosen.rounds}
         chosen.json.write_text(json.dumps({**about, "runs": document(results)}, indent=1) + "\n")

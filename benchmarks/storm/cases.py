@@ -20,7 +20,7 @@ TARGETS = {
     "makespan": 1.06,
     "undone": 0,
     "lost": 0,
-    "permanent_attempts": 1.0,
+    "answers_per_bad_job": 1.0,
 }
 
 

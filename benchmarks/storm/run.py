@@ -58,6 +58,8 @@ class Storm:
       dead_bad(int): Jobs that can never succeed and lie among the dead letters.
       dead_good(int): Jobs that could have succeeded and lie among the dead letters.
       bad(int): Jobs that can never succeed.
+      answers(int): How often such a job had its answer, which is the same each time; what befell it during the outage
+        could not be told from what befell the others, and is not counted here.
       headroom(float): What the workers can offer, by the capacity.
       states(tuple): The breaker from time to time: milliseconds, mode, rate.
     """
@@ -68,13 +70,21 @@ class Storm:
     dead_bad: int
     dead_good: int
     bad: int
+    answers: int
     headroom: float
     states: tuple[tuple[int, str, float], ...]
 
     def row(self) -> dict[str, Any]:
         """The figures by their names."""
-        own = {"lost": self.lost, "dead_bad": self.dead_bad, "dead_good": self.dead_good, "bad": self.bad}
-        return {**self.run.figures.row(), **own, "headroom": round(self.headroom, 1)}
+        return {
+            **self.run.figures.row(),
+            "answers_per_bad_job": round(self.answers / self.bad, 4) if self.bad else None,
+            "lost": self.lost,
+            "dead_bad": self.dead_bad,
+            "dead_good": self.dead_good,
+            "bad": self.bad,
+            "headroom": round(self.headroom, 1),
+        }
 
 
 class Downstream:
@@ -224,6 +234,7 @@ def storm(case: Case, directory: Path, say: Callable[[str], None] = lambda _: No
         sum(recording.jobs[number].permanent for number in dead),
         sum(not recording.jobs[number].permanent for number in dead),
         sum(job.permanent for job in recording.jobs),
+        sum(status == 400 for _, _, status, _ in book),
         offered / case.scenario.capacity,
         tuple(states),
     )

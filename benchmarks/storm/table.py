@@ -58,7 +58,7 @@ def tables(results: dict[Case, list[Storm]]) -> list[Table]:
             _number(row["efficiency"], 2),
             _number(row["makespan"], 3, "not done"),
             f"{row['undone']:.0f} / {row['lost']:.0f}",
-            _number(row["permanent_attempts"], 1),
+            _number(row["answers_per_bad_job"], 2),
             _number(row["headroom"], 0),
         )
     return list(made.values())
@@ -67,7 +67,7 @@ def tables(results: dict[Case, list[Storm]]) -> list[Table]:
 def _table(title: str) -> Table:
     table = Table(title=title, title_justify="left")
     headings = ("attempts/job", "amplifi-\ncation", "outage\nshare", "peak\n1 s / 100 ms", "effi-\nciency", "makespan")
-    for heading in ("policy", *headings, "undone\n/ lost", "per bad\njob", "head-\nroom"):
+    for heading in ("policy", *headings, "undone\n/ lost", "answers/\nbad job", "head-\nroom"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     return table
 
