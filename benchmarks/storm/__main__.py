@@ -1,6 +1,6 @@
 """Retry storms with real workers: ours, stock Dramatiq's, and others.
 
-python -m benchmarks.storm [--quick | --full] [--json FILE] [--pictures DIRECTORY] [--rounds N] [--only NAME]
+python -m benchmarks.storm [--quick | --full | --peers] [--json FILE] [--pictures DIRECTORY] [--rounds N] [--only NAME]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.console import Console
 
 from dramatiq_guard.simulation.picture import draw
 
-from .cases import full, outage, quick
+from .cases import full, outage, peers, quick
 from .run import Storm, storm
 from .table import document, middle, missed, tables
 
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--quick", action="store_true", help="four cases in less than three minutes (default)")
     how.add_argument("--full", action="store_true", help="every case; about three quarters of an hour")
+    how.add_argument("--peers", action="store_true", help="Celery and BullMQ, which must be installed, beside ours")
     how.add_argument("--tiny", action="store_true", help="seconds: shows that it works, says nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--pictures", type=Path, metavar="DIRECTORY", help="draw requests over time, a file a scenario")
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[Case, list[Storm]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="storm-") as directory:
         for number in range(1, chosen.rounds + 1):
-            cases = full() if chosen.full else quick()
+            cases = full() if chosen.full else peers() if chosen.peers else quick()
             if chosen.tiny:
                 cases = [replace(cases[0], scenario=outage(3, begins=2, after=2, threads=8))]
             for case in _chosen(cases, chosen.only, parser):

@@ -1,24 +1,21 @@
 """The application that is caught in the storm: one actor that calls the downstream, under a chosen policy.
 
-Run by the `dramatiq` command line.  ``STORM_POLICY`` says what is on the broker, ``STORM_URL`` where its server is, and
-``STORM_PORT`` where the downstream listens.  It must not know what happens, nor what is measured.
+Run by the `dramatiq` command line.  ``STORM_POLICY`` says what is on the broker, and ``STORM_URL`` where its server
+is.  It must not know what happens, nor what is measured.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import threading
-from email.message import Message as Headers
 from typing import Any
-from urllib.error import HTTPError
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Retries
 
+from .client import call
+
 URL = os.environ["STORM_URL"]
-PORT = int(os.environ["STORM_PORT"])
 QUEUE = "storm"
 
 
@@ -55,24 +52,6 @@ POLICIES = {
 broker = RedisBroker(url=URL)
 POLICIES[os.environ["STORM_POLICY"]](broker)
 dramatiq.set_broker(broker)
-
-_mine = threading.local()
-
-
-def call(job: int, shard: int, bad: int) -> None:
-    """Ask the downstream, over this thread's connection.
-
-    Raises:
-      HTTPError: It does not answer with 200; of the kind that urllib raises.
-    """
-    connection = getattr(_mine, "connection", None)
-    if connection is None:
-        connection = _mine.connection = socket.create_connection(("127.0.0.1", PORT), timeout=30).makefile("rwb", 0)
-    connection.write(b"%d %d %d\n" % (job, shard, bad))
-    status = int(connection.readline())
-    if status != 200:
-        raise HTTPError("http://downstream/", status, "no", Headers(), None)
-
 
 OPTIONS: dict[str, Any] = {"downstream": "payments"} if os.environ["STORM_POLICY"] == "guard" else {}
 

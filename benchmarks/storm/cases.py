@@ -7,10 +7,18 @@ from dataclasses import dataclass, replace
 from dramatiq_guard.simulation.policies import POLICIES, Policy
 from dramatiq_guard.simulation.scenario import TROUBLES, Phase, Scenario, trouble
 
-__all__ = ["SEVERAL", "TARGETS", "Case", "full", "outage", "quick"]
+__all__ = ["PEERS", "SEVERAL", "TARGETS", "Case", "full", "outage", "peers", "quick"]
 
 #: The policies that are run; the titles are those of the simulation.
 SEVERAL = ("guard", "added", "stock", "tuned", "none", "equal", "full")
+
+#: What is run in the same table for comparison, where it is installed.
+PEERS = (
+    Policy("celery", "Celery, retry_backoff=True"),
+    Policy("celery-tuned", "Celery, 1 s … 10 s, full jitter"),
+    Policy("bullmq", "BullMQ, exponential from 1 s, 20 attempts"),
+    Policy("bullmq-jitter", "BullMQ, the same with jitter 0.5"),
+)
 
 #: What the guard must keep to in an outage, by figure: the most, or for efficiency the least.
 TARGETS = {
@@ -101,6 +109,12 @@ def quick(seed: int = 1) -> list[Case]:
         Case(base, POLICIES["stock"]),
         Case(base, POLICIES["tuned"]),
     ]
+
+
+def peers(seed: int = 1) -> list[Case]:
+    """Other libraries in the same storm, and ours beside them."""
+    base = replace(outage(20), seed=seed)
+    return [Case(base, POLICIES["guard"]), *(Case(base, policy) for policy in PEERS)]
 
 
 def full(seed: int = 1) -> list[Case]:

@@ -15,32 +15,26 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dramatiq import Message
-from dramatiq.brokers.redis import RedisBroker
-
-from dramatiq_guard import connect
 from dramatiq_guard.simulation.comparison import Run, curves
 from dramatiq_guard.simulation.measure import measure
 from dramatiq_guard.simulation.world import BIN, Job, Recording
-from dramatiq_guard.stores.protocols import Filter
 from dramatiq_guard.testing.valkey import PrivateValkey
 
 from .downstream import clock
+from .fleets import ROOT, Dramatiq, environment
+from .fleets import fleet as fleet_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import redis
+    from pathlib import Path
 
     from .cases import Case
+    from .fleets import Fleet
 
 __all__ = ["Storm", "storm"]
 
-ROOT = Path(__file__).resolve().parents[2]
-QUEUE = "storm"
 #: Requests of each thread before the storm.
 _WARM_UP = 10
 #: Milliseconds between two looks at what the processes do.
@@ -54,7 +48,7 @@ class Storm:
     Parameters:
       case(Case): What was run.
       run(Run): The figures and curves, as the simulation gives them.
-      lost(int): Jobs that were neither served, nor lie in a queue or among the dead letters.
+      lost(int): Jobs that were neither served, nor lie in a queue or among the dead letters; None where that cannot be told.
       dead_bad(int): Jobs that can never succeed and lie among the dead letters.
       dead_good(int): Jobs that could have succeeded and lie among the dead letters.
       bad(int): Jobs that can never succeed.
@@ -66,7 +60,7 @@ class Storm:
 
     case: Case
     run: Run
-    lost: int
+    lost: int | None
     dead_bad: int
     dead_good: int
     bad: int
@@ -103,7 +97,7 @@ class Downstream:
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=_environment(),
+            env=environment(),
             start_new_session=True,
         )
 
@@ -145,23 +139,24 @@ class Downstream:
 
 
 class Workers:
-    """The worker processes, their log in a file.
+    """The worker processes.
 
     Parameters:
-      case(Case): Says how many, and what they do.
+      case(Case): What they do.
+      fleet(Fleet): Whose they are.
       url(str): Of the Valkey.
       port(int): Of the downstream.
       log(Path): Gets what they print.
     """
 
-    def __init__(self, case: Case, url: str, port: int, log: Path) -> None:
-        scenario = case.scenario
+    def __init__(self, case: Case, fleet: Fleet, url: str, port: int, log: Path) -> None:
         self.log = log
-        command = [sys.executable, "-m", "dramatiq", "benchmarks.storm.app", "--log-file", str(log)]
-        command += ["--processes", str(scenario.processes), "--threads", str(scenario.threads)]
-        command += ["--worker-shutdown-timeout", "10000"]
         own = {"STORM_POLICY": case.policy.name, "STORM_URL": url, "STORM_PORT": str(port)}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=_environment() | own, start_new_session=True)
+        own["STORM_THREADS"] = str(case.scenario.threads)
+        with log.open("ab") as printed:
+            self.process = subprocess.Popen(
+                fleet.command, cwd=ROOT, env=environment(**own), stdout=printed, stderr=printed, start_new_session=True
+            )
 
     def check(self) -> None:
         """Make sure that they still run."""
@@ -191,23 +186,24 @@ def storm(case: Case, directory: Path, say: Callable[[str], None] = lambda _: No
       Storm: What came of it.
     """
     name = uuid.uuid4().hex[:8]
-    with PrivateValkey() as valkey, Downstream(case, directory / f"{name}.book") as downstream:
-        broker = RedisBroker(url=valkey.url, middleware=[])
-        broker.declare_queue(QUEUE)
-        stores = connect(valkey.url)
-        with Workers(case, valkey.url, downstream.port, directory / f"{name}.log") as workers:
+    log = directory / f"{name}.log"
+    with contextlib.ExitStack() as open_:
+        valkey = open_.enter_context(PrivateValkey())
+        downstream = open_.enter_context(Downstream(case, directory / f"{name}.book"))
+        fleet = open_.enter_context(contextlib.closing(fleet_of(case, valkey.url, log)))
+        with Workers(case, fleet, valkey.url, downstream.port, log) as workers:
             say("warming up")
-            offered = _warm_up(case, broker, workers)
+            offered = _warm_up(case, fleet, workers)
             t0 = clock() + 200
             downstream.begin(t0)
-            arrivals = _Arrivals(case, broker, t0)
+            arrivals = _Arrivals(case, fleet, t0)
             arrivals.start()
             states = []
             while (now := clock() - t0) < case.given_up_after:
                 workers.check()
-                state = stores.breakers.read("payments")
+                state = fleet.breaker() if isinstance(fleet, Dramatiq) else None
                 if state is not None:
-                    states.append((round(now), state.mode.value, round(state.rate, 1)))
+                    states.append((round(now), *state))
                 if arrivals.over and downstream.served() >= len(arrivals.jobs):
                     break
                 say(f"{now / 1000:.0f} s of at most {case.given_up_after / 1000:.0f}")
@@ -215,22 +211,19 @@ def storm(case: Case, directory: Path, say: Callable[[str], None] = lambda _: No
             ended = clock() - t0
             if not arrivals.over:
                 raise SystemExit(f"storm: {case.name}: the run was over before all jobs had arrived")
-            _settled(broker.client)
+            _settled(fleet)
         book = downstream.end()
-        waiting = _waiting(broker.client)
-        dead = _dead(stores, broker.client)
-        stores.close()
-        broker.close()
+        left = fleet.left()
     recording = _recording(arrivals.jobs, book, ended)
-    kept = waiting | dead
     # The answer of a job that can never succeed is not its end: that is a dead letter.
+    waiting, dead = left or (set(), set())
     owed = {number for number, job in enumerate(recording.jobs) if job.done < 0 or job.permanent}
     figures = measure(case.scenario, recording)
     recording.modes = _changes(states)
     return Storm(
         case,
         Run(case.scenario, case.policy, figures, curves(recording), tuple(recording.modes)),
-        len(owed - kept),
+        len(owed - waiting - dead) if left else None,
         sum(recording.jobs[number].permanent for number in dead),
         sum(not recording.jobs[number].permanent for number in dead),
         sum(job.permanent for job in recording.jobs),
@@ -243,10 +236,10 @@ def storm(case: Case, directory: Path, say: Callable[[str], None] = lambda _: No
 class _Arrivals(threading.Thread):
     """Jobs arrive, at random."""
 
-    def __init__(self, case: Case, broker: RedisBroker, t0: float) -> None:
+    def __init__(self, case: Case, fleet: Fleet, t0: float) -> None:
         super().__init__(daemon=True)
         self.over = False
-        self._broker, self._t0 = broker, t0
+        self._fleet, self._t0 = fleet, t0
         scenario, dice = case.scenario, random.Random(case.scenario.seed)
         self._plan: list[Job] = []
         at = 0.0
@@ -260,65 +253,38 @@ class _Arrivals(threading.Thread):
             time.sleep(max(0.0, self._t0 + job.arrived - clock()) / 1000)
             job.arrived = clock() - self._t0
             self.jobs.append(job)
-            self._broker.enqueue(_message("work", number, job.shard, int(job.permanent)))
+            self._fleet.send(number, job.shard, int(job.permanent))
         self.over = True
 
 
-def _message(actor: str, *args: Any) -> Message[Any]:
-    return Message(queue_name=QUEUE, actor_name=actor, args=args, kwargs={}, options={})
-
-
-def _warm_up(case: Case, broker: RedisBroker, workers: Workers) -> float:
+def _warm_up(case: Case, fleet: Fleet, workers: Workers) -> float:
     """Make every thread's connection, and see how many requests per second the workers can make."""
 
     def drained() -> None:
         deadline = time.monotonic() + 60
-        while broker.client.hlen(f"dramatiq:{QUEUE}.msgs"):
+        while not fleet.idle():
             workers.check()
             if time.monotonic() > deadline:
                 raise SystemExit(f"storm: the workers did not warm up; the end of their log:\n{workers.said()}")
             time.sleep(0.005)
 
     threads = case.scenario.processes * case.scenario.threads
-    broker.enqueue(_message("warm", -1))
-    drained()
     for _ in range(threads):
-        broker.enqueue(_message("warm", -1))
+        fleet.send(-1, 0, 0)
+    time.sleep(0.2)  # a sender of another process has sent something
     drained()
     began = clock()
     for _ in range(_WARM_UP * threads):
-        broker.enqueue(_message("warm", -1))
+        fleet.send(-1, 0, 0)
     drained()
     return _WARM_UP * threads * 1000 / (clock() - began)
 
 
-def _settled(client: redis.Redis) -> None:
+def _settled(fleet: Fleet) -> None:
     """Give the workers a moment to write down what they were answered last."""
     deadline = clock() + 2_000
-    while clock() < deadline and any(client.hlen(f"dramatiq:{queue}.msgs") for queue in (QUEUE, f"{QUEUE}.DQ")):
+    while clock() < deadline and not fleet.idle():
         time.sleep(0.02)
-
-
-def _decoded(body: Any) -> Message[Any]:
-    return Message.decode(body)
-
-
-def _waiting(client: redis.Redis) -> set[int]:
-    """The jobs that lie in the queues, or were with a worker when it ended."""
-    bodies = [body for queue in (QUEUE, f"{QUEUE}.DQ") for body in client.hvals(f"dramatiq:{queue}.msgs")]
-    return {int(_decoded(body).args[0]) for body in bodies}
-
-
-def _dead(stores: Any, client: redis.Redis) -> set[int]:
-    """The jobs among the dead letters, Dramatiq's own or the guard's."""
-    dead = {int(_decoded(body).args[0]) for body in client.hvals(f"dramatiq:{QUEUE}.XQ.msgs")}
-    cursor = None
-    while True:
-        page = stores.dead_letters.page(Filter(), limit=500, cursor=cursor)
-        dead |= {int(letter.args[0]) for letter in page.letters}
-        cursor = page.cursor
-        if cursor is None:
-            return dead
 
 
 def _recording(jobs: list[Job], book: list[tuple[float, int, int, float]], ended: float) -> Recording:
@@ -356,11 +322,6 @@ def _changes(states: list[tuple[int, str, float]]) -> list[tuple[int, str]]:
         if not changes or changes[-1][1] != mode:
             changes.append((at, mode))
     return changes
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {**os.environ, "PYTHONPATH": path}
 
 
 def _end(process: subprocess.Popen[bytes], within: float) -> None:

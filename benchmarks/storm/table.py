@@ -57,7 +57,7 @@ def tables(results: dict[Case, list[Storm]]) -> list[Table]:
             f"{_number(row['peak_1s'], 2)} / {_number(row['peak_100ms'], 1)}",
             _number(row["efficiency"], 2),
             _number(row["makespan"], 3, "not done"),
-            f"{row['undone']:.0f} / {row['lost']:.0f}",
+            f"{_number(row['undone'], 0)} / {_number(row['lost'], 0)}",
             _number(row["answers_per_bad_job"], 2),
             _number(row["headroom"], 0),
         )

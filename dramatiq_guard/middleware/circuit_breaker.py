@@ -114,8 +114,8 @@ class CircuitBreaker(GuardMiddleware):
     def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
         super().after_consumer_thread_boot(broker, thread)
         if self._downstreams and thread.queue_name == dq_name(thread.queue_name):
-            # What was put off comes back one by one, and is looked for once in this time: by whole seconds it would come
-            # in batches, and the batches be put off again.
+            # What was put off comes back one by one, and is looked for once in this time: by whole seconds it would
+            # come in batches, and most of each batch be put off again.
             thread.worker_timeout = min(thread.worker_timeout, _LOOKS)
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
