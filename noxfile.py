@@ -1,4 +1,4 @@
-"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`; for longer, `simulate_faults`, `settlement_matrix`.
+"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`; for longer, `bench_peers`, `settlement_matrix`.
 
 Run as a script it needs nothing but Python with venv: `python3 noxfile.py tests` makes a virtual environment of its
 own with nox in it (`.nox/_nox`), and goes on as `nox -s tests`.  Where nox or uv is at hand, `nox -s tests` and
@@ -11,6 +11,7 @@ It must not know anything of the library: settings of the tools are in pyproject
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -112,6 +113,25 @@ def bench(session: nox.Session) -> None:
     _install(session, "all")
     session.run("python", "benchmarks/overhead.py", *session.posargs)
     session.run("python", "-m", "benchmarks.storm", "--quick")
+
+
+@nox.session
+def bench_peers(session: nox.Session) -> None:
+    """The same storm for Celery and BullMQ, which are installed for it; needs node and npm."""
+    if missing := [name for name in ("node", "npm") if not shutil.which(name)]:
+        session.error(
+            f"bench_peers runs BullMQ, and there is no {' and no '.join(missing)}: install Node.js 20 or newer"
+        )
+    _install(session, "all")
+    session.install("--quiet", "celery[redis]>=5.4")
+    modules = Path(session.create_tmp()) / "node"
+    modules.mkdir(exist_ok=True)
+    packages = ("bullmq@^6", "ioredis@^5")
+    session.run(
+        "npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(modules), *packages, external=True
+    )
+    environment = {"STORM_NODE_MODULES": str(modules.resolve() / "node_modules")}
+    session.run("python", "-m", "benchmarks.storm", "--peers", *session.posargs, env=environment)
 
 
 @nox.session

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--assert", dest="held", action="store_true", help="fail where the guard misses a target")
     chosen = parser.parse_args(arguments)
 
+    # What it has started ends with it, however it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begun = time.monotonic()
     results: dict[Case, list[Storm]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="storm-") as directory:

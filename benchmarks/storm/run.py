@@ -48,7 +48,7 @@ class Storm:
     Parameters:
       case(Case): What was run.
       run(Run): The figures and curves, as the simulation gives them.
-      lost(int): Jobs that were neither served, nor lie in a queue or among the dead letters; None where that cannot be told.
+      lost(int): Jobs that were neither served, nor lie in a queue or among the dead letters; None: not known.
       dead_bad(int): Jobs that can never succeed and lie among the dead letters.
       dead_good(int): Jobs that could have succeeded and lie among the dead letters.
       bad(int): Jobs that can never succeed.
@@ -271,7 +271,6 @@ def _warm_up(case: Case, fleet: Fleet, workers: Workers) -> float:
     threads = case.scenario.processes * case.scenario.threads
     for _ in range(threads):
         fleet.send(-1, 0, 0)
-    time.sleep(0.2)  # a sender of another process has sent something
     drained()
     began = clock()
     for _ in range(_WARM_UP * threads):
