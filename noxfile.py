@@ -126,7 +126,7 @@ def bench_peers(session: nox.Session) -> None:
     session.install("--quiet", "celery[redis]>=5.4")
     modules = Path(session.create_tmp()) / "node"
     modules.mkdir(exist_ok=True)
-    packages = ("bullmq@^6", "ioredis@^5")
+    packages = ("bullmq@^6", "ioredis@^6")
     session.run(
         "npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", str(modules), *packages, external=True
     )
