@@ -129,6 +129,13 @@ def settlement_matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def idempotency_matrix(session: nox.Session) -> None:
+    """Workers killed at every point between claim and ack, with each way of guarding; prints what was charged."""
+    _install(session, "all", "test")
+    session.run("pytest", "-m", "matrix", "tests/kills", *session.posargs)
+
+
+@nox.session
 def exit_matrix(session: nox.Session) -> None:
     """Every way of telling real workers to stop, at every kind of job; writes the table of docs/shutdown.md."""
     _install(session, "all", "test")
