@@ -108,9 +108,19 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """What the stack costs for each message, against stock Dramatiq."""
-    _install(session, "all")
+    """What the stack costs for each message, against stock Dramatiq, and what a guarded one costs."""
+    _install(session, "all", "test")
     session.run("python", "benchmarks/overhead.py", *session.posargs)
+    if not session.posargs:
+        session.run("python", "benchmarks/idempotency.py", "--quick", "--without-powertools")
+
+
+@nox.session
+def bench_idempotency(session: nox.Session) -> None:
+    """What a guarded message costs, against naive designs and aws-lambda-powertools: about fifteen minutes."""
+    _install(session, "all", "test")
+    session.install("--quiet", "aws-lambda-powertools[redis]>=3", "boto3")  # which it imports, whatever the layer
+    session.run("python", "benchmarks/idempotency.py", *(session.posargs or ["--full"]))
 
 
 @nox.session
