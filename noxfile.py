@@ -108,11 +108,13 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """What the stack costs for each message, against stock Dramatiq, and what a guarded one costs."""
+    """What the stack costs for each message against stock Dramatiq, what a guarded one costs, what a storm does."""
     _install(session, "all", "test")
     session.run("python", "benchmarks/overhead.py", *session.posargs)
     if not session.posargs:
         session.run("python", "benchmarks/idempotency.py", "--quick", "--without-powertools")
+        session.run("python", "benchmarks/simulate.py", "--quick")
+        session.run("python", "-m", "benchmarks.storm", "--quick")
 
 
 @nox.session

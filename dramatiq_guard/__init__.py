@@ -9,6 +9,7 @@ from .classified import classified
 from .delivery import current_delivery
 from .errors import Defer, Fatal, GuardError, Permanent, Retryable
 from .idempotency.unique import enqueue_unique
+from .middleware.circuit_breaker import CircuitBreaker
 from .middleware.classify import Classify
 from .middleware.crash_on_fatal import CrashOnFatal
 from .middleware.dead_letter import DeadLetter
@@ -23,6 +24,7 @@ from .telemetry import configure_telemetry
 from .version import __version__
 
 __all__ = [
+    "CircuitBreaker",
     "Classify",
     "CrashOnFatal",
     "DeadLetter",

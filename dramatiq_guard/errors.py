@@ -13,6 +13,7 @@
         ├── SetupError               the stack or an option is wrong (stops the boot: also a MiddlewareError)
         ├── StoreError               a store answered with an error
         │   └── StoreUnavailable     a store could not be reached: the barrier holds and repeats
+        ├── HeldBack                 internal: its downstream is not to be called now
         ├── FencedOut                a key is held by another run of its work, or not held at all
         ├── MissingKey               the key of an idempotent actor cannot be made of this message
         ├── KeyReused                a key was given with another payload before
@@ -44,6 +45,7 @@ __all__ = [
     "Fatal",
     "FencedOut",
     "GuardError",
+    "HeldBack",
     "KeyReused",
     "LeaseLost",
     "MissingKey",
@@ -125,6 +127,19 @@ class StoreError(GuardError):
 
 class StoreUnavailable(StoreError):
     """A store could not be reached, or cannot take writes now (timeout, READONLY, OOM, LOADING, recovery)."""
+
+
+class HeldBack(GuardError):
+    """Keeps a message from a downstream that fails or recovers: it is put off by exactly so long, uncounted.
+
+    Parameters:
+      message(str): Why.
+      delay(int): Milliseconds.
+    """
+
+    def __init__(self, message: str, *, delay: int) -> None:
+        super().__init__(message)
+        self.delay = delay
 
 
 class FencedOut(GuardError):

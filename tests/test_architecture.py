@@ -22,12 +22,13 @@ LAYERS = (
     ("telemetry",),
     ("stores",),
     (
-        *("seam", "settle", "exits", "probing", "idempotency"),
+        *("seam", "settle", "exits", "probing", "idempotency", "downstreams"),
         *("checks", "substitutes", "failure_log", "boot_log", "wiring"),
     ),
     ("middleware",),
     ("stack", "classified", "keys"),
     ("dead_letters", "testing"),
+    ("simulation",),
     ("cli", "dashboard", "demo", "__main__", "__init__"),
 )
 #: What policy would need to read a clock, throw a die, or touch the world.
@@ -120,6 +121,7 @@ def test_middlewares_know_neither_each_other_nor_a_concrete_store() -> None:
             ".middleware.base",
             ".stores.protocols",
             ".stores.idempotency",
+            ".stores.breakers",
         }
 
     _forbid("middleware", when=forbidden)

@@ -12,6 +12,7 @@ import click
 
 from ..errors import GuardError, SetupError, StoreUnavailable
 from ..version import __version__
+from .breaker import breaker
 from .dead import dead
 from .demo import demo
 from .explain import explain
@@ -19,6 +20,7 @@ from .keys import keys
 from .probe import main as answer_probe
 from .schedule import schedule
 from .schema import schema
+from .simulate import simulate
 
 __all__ = ["cli", "run"]
 
@@ -61,7 +63,7 @@ def probe(context: click.Context, arguments: tuple[str, ...]) -> None:
     context.exit(answer_probe(arguments))
 
 
-for _verb in (demo, explain, schedule, dead, keys, schema, probe):
+for _verb in (demo, explain, schedule, simulate, dead, keys, breaker, schema, probe):
     cli.add_command(_verb)
 
 

@@ -111,6 +111,7 @@ def _redis(package: str) -> dict[str, Row]:
 
 
 _OWN = {
+    "dramatiq_guard.errors.HeldBack": Outcome(Kind.DEFERRED, "its downstream is held back", exact=True),
     "dramatiq_guard.errors.LeaseLost": Outcome(Kind.DEFERRED, "another may have taken its key over"),
     "dramatiq_guard.errors.FencedOut": Outcome(Kind.DEFERRED, "another has taken its key over"),
     "dramatiq_guard.errors.MissingKey": Outcome(

@@ -30,12 +30,14 @@ class Outcome:
       why(str): The reason, as the rest of a sentence.
       max_retries(int | None): A limit of its own.
       reason(str | None): A reason code of its own.
+      exact(bool): Whether the delay that the error asks for is meant to the millisecond.
     """
 
     kind: Kind
     why: str
     max_retries: int | None = None
     reason: str | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,9 @@ def _defer(verdict: Verdict, deferrals: int, max_deferrals: int | None, backoff:
     if _reached(deferrals, max_deferrals):
         return _give_up("deferred_too_often", f"put off {deferrals} times, max_deferrals is {max_deferrals}")
     floor = verdict.retry_after
+    if verdict.exact and verdict.delay is not None:
+        delay = Delay(min(max(0, verdict.delay), LONGEST_DELAY), "deferral", capped=False, floored=False)
+        return _put_off(verdict, delay, deferrals)
     if verdict.delay is None:
         waits = Backoff(*_DEFERRAL, jitter=backoff.jitter)
     else:
@@ -182,7 +185,10 @@ def _defer(verdict: Verdict, deferrals: int, max_deferrals: int | None, backoff:
         waits = Backoff(0, jitter=backoff.jitter, schedule=[max(0, verdict.delay)])
         floor = max(verdict.delay, floor or 0)
     planned = waits.delay(deferrals, u, floor=floor)
-    delay = Delay(planned.milliseconds, "deferral", planned.capped, planned.floored)
+    return _put_off(verdict, Delay(planned.milliseconds, "deferral", planned.capped, planned.floored), deferrals)
+
+
+def _put_off(verdict: Verdict, delay: Delay, deferrals: int) -> Decision:
     return Decision(
         Step.DEFER,
         None,

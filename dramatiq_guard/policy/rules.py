@@ -214,7 +214,14 @@ def _nearest(rules: tuple[Rule, ...], names: tuple[Name, ...]) -> Verdict | None
 
 
 def _verdict(word: str, outcome: Outcome) -> Verdict:
-    return Verdict(outcome.kind, f"builtin:{word}", outcome.why, max_retries=outcome.max_retries, reason=outcome.reason)
+    return Verdict(
+        outcome.kind,
+        f"builtin:{word}",
+        outcome.why,
+        max_retries=outcome.max_retries,
+        reason=outcome.reason,
+        exact=outcome.exact,
+    )
 
 
 def _delay(exc: BaseException) -> int | None:

@@ -45,6 +45,7 @@ class Verdict:
         that jitter never shortens.
       max_retries(int | None): The rule's own limit; the smaller of it and the actor's applies.
       backoff(Backoff | None): The rule's own backoff, instead of the actor's.
+      exact(bool): Whether *delay* is meant to the millisecond: whoever chose it has spread the messages already.
       reason(str | None): For PERMANENT: the reason code of the dead letter, if it is not ``permanent``.
     """
 
@@ -56,3 +57,4 @@ class Verdict:
     max_retries: int | None = None
     backoff: Backoff | None = None
     reason: str | None = None
+    exact: bool = False

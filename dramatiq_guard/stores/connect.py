@@ -50,12 +50,16 @@ def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "drama
         if scheme in _POSTGRES:
             return _postgres(target, schema)
         if scheme == "memory":
+            from .memory.breakers import MemoryBreakers
             from .memory.dead_letters import MemoryDeadLetters
             from .memory.deliveries import MemoryDeliveries
             from .memory.idempotency import MemoryIdempotency
 
             return Stores(
-                dead_letters=MemoryDeadLetters(), deliveries=MemoryDeliveries(), idempotency=MemoryIdempotency()
+                dead_letters=MemoryDeadLetters(),
+                deliveries=MemoryDeliveries(),
+                idempotency=MemoryIdempotency(),
+                breakers=MemoryBreakers(),
             )
         raise SetupError(f"no store for {masked(target)!r}: the scheme {scheme!r} is unknown; write {_KNOWN}")
     if hasattr(target, "evalsha"):
@@ -69,6 +73,7 @@ def connect(target: Any, *, prefix: str = "dramatiq-guard", schema: str = "drama
 
 
 def _redis(target: Any, prefix: str) -> Stores:
+    from .redis.breakers import RedisBreakers
     from .redis.connection import RedisConnection
     from .redis.dead_letters import RedisDeadLetters
     from .redis.deliveries import RedisDeliveries
@@ -81,10 +86,12 @@ def _redis(target: Any, prefix: str) -> Stores:
         dead_letters=RedisDeadLetters(connection, prefix=prefix),
         deliveries=RedisDeliveries(connection, prefix=prefix),
         idempotency=RedisIdempotency(connection, prefix=prefix),
+        breakers=RedisBreakers(connection, prefix=prefix),
     )
 
 
 def _postgres(target: Any, schema: str) -> Stores:
+    from .postgres.breakers import PostgresBreakers
     from .postgres.dead_letters import PostgresDeadLetters
     from .postgres.deliveries import PostgresDeliveries
     from .postgres.idempotency import PostgresIdempotency
@@ -95,4 +102,5 @@ def _postgres(target: Any, schema: str) -> Stores:
         dead_letters=PostgresDeadLetters(connection),
         deliveries=PostgresDeliveries(connection),
         idempotency=PostgresIdempotency(connection),
+        breakers=PostgresBreakers(connection),
     )

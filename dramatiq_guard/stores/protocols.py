@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..dead_letters.letter import Letter
+    from .breakers import BreakerStore
     from .crashes import CrashStore
     from .idempotency import IdempotencyStore
 
@@ -452,14 +453,17 @@ class Stores:
       dead_letters(DeadLetterStore): Keeps letters.
       deliveries(DeliveryStore): Tells the copies of a message apart.
       idempotency(IdempotencyStore): Keeps the keys whose work is done or being done.
+      breakers(BreakerStore): Keeps what is known of downstreams.
     """
 
     dead_letters: DeadLetterStore
     deliveries: DeliveryStore
     idempotency: IdempotencyStore
+    breakers: BreakerStore
 
     def close(self) -> None:
         """Give back this process's connections."""
         self.dead_letters.close()
         self.deliveries.close()
         self.idempotency.close()
+        self.breakers.close()

@@ -14,6 +14,7 @@ docs/telemetry.md has the tables.
 `exceptions`  an exception as span event or log record
 `steps`       what happens between attempts, and the settle span
 `setup`       `configure_telemetry`
+`breakers`    what the circuit breakers do
 `keys`        what happens to an idempotency key
 `handover`    the bounded flush
 ============  ==========================================================================
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.trace import get_current_span
 
 from .attempts import attempt_began, attempt_ended
+from .breakers import breaker_is, breaker_passed
 from .carrier import traceparent
 from .ends import crashed, crashes_uncounted, ended, job_stuck, quarantined
 from .handover import FLUSH_TIMEOUT, flush
@@ -57,6 +59,8 @@ __all__ = [
     "attempt_ended",
     "backed_off",
     "boot",
+    "breaker_is",
+    "breaker_passed",
     "classified",
     "configure_telemetry",
     "crashed",

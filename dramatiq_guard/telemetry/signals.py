@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from opentelemetry import metrics, trace
 from opentelemetry.environment_variables import OTEL_PYTHON_METER_PROVIDER, OTEL_PYTHON_TRACER_PROVIDER
+from opentelemetry.metrics import Observation
 
 from ..version import __version__
 from . import names
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Meters",
+    "breakers",
     "complain",
     "drops_unsampled",
     "here",
@@ -193,6 +195,15 @@ def meters() -> Meters | None:
     return answer
 
 
+#: The mode of each breaker that this process knows, by downstream; written by `breakers`.
+breakers: Final[dict[str, str]] = {}
+_STATES: Final = {"closed": 0, "forced_closed": 0, "recovering": 1, "open": 2, "forced_open": 3}
+
+
+def _breaker_states(_: object) -> list[Observation]:
+    return [Observation(_STATES.get(mode, 0), {names.DOWNSTREAM: name}) for name, mode in list(breakers.items())]
+
+
 class Meters:
     """Every instrument of the library.
 
@@ -227,6 +238,9 @@ class Meters:
             names.KEY_DECISIONS, "{operation}", "Words with the store of the idempotency keys, by what came of them."
         )
         self.key_duration = _histogram(meter, names.KEY_DURATION, "How long each took.", _WORK)
+        meter.create_observable_gauge(
+            names.BREAKER_STATE, [_breaker_states], "1", "Circuit breakers: 0 closed, 1 recovering, 2 open, 3 paused."
+        )
         self.held = counter(names.SETTLEMENT_HELD, "{hold}", "Times a settlement had to wait, by part.")
 
 

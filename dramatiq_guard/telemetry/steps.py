@@ -36,12 +36,13 @@ __all__ = [
     "letters_purged",
     "settlement_held",
     "settling",
+    "short_span",
 ]
 
 _NOTHING: Final = nullcontext()
 
 
-def _step(name: str, attributes: Callable[[], dict[str, AttributeValue | None]]) -> None:
+def short_span(name: str, attributes: Callable[[], dict[str, AttributeValue | None]]) -> None:
     """Export a moment as a span below what is going on, unless that is not sampled."""
     spans = tracer()
     if spans is None:
@@ -63,7 +64,7 @@ def classified(*, verdict: str, rule: str, why: str, error_type: str) -> None:
       why(str): The reason in a sentence.
       error_type(str): The name of its class.
     """
-    _step(
+    short_span(
         names.SPAN_CLASSIFY,
         lambda: {names.VERDICT: verdict, names.RULE: rule, names.WHY: why, names.ERROR_TYPE: error_type},
     )
@@ -85,7 +86,7 @@ def backed_off(
       retry_after_ms(int | None): Milliseconds that the downstream asked for.
       verdict(str | None): What the error meant.
     """
-    _step(
+    short_span(
         names.SPAN_BACKOFF,
         lambda: {
             names.DELAY: delay_ms / 1000,
@@ -113,7 +114,7 @@ def dead_lettered(*, reason: str, actor: str, queue: str, fingerprint: str | Non
       queue(str): The name of its queue.
       fingerprint(str | None): The fingerprint of its error.
     """
-    _step(
+    short_span(
         names.SPAN_DEAD_LETTER,
         lambda: {
             names.REASON: reason,

@@ -385,11 +385,12 @@ def test_an_event_loop_that_was_started_by_a_failed_boot_is_stopped() -> None:
         pass
 
     broker = broker_of(AsyncIO(), Blocker(), Retries(), JitterBackoff())
+    before = set(threading.enumerate())
 
     with pytest.raises(SetupError):
         boot(broker)
 
-    assert not [thread for thread in threading.enumerate() if "EventLoop" in type(thread).__name__]
+    assert not [thread for thread in set(threading.enumerate()) - before if "EventLoop" in type(thread).__name__]
 
 
 def test_a_producer_with_the_stack_takes_nobody_for_dead() -> None:

@@ -10,7 +10,7 @@ import dramatiq
 from dramatiq.middleware import AgeLimit, Callbacks, Pipelines, ShutdownNotifications, TimeLimit
 
 import dramatiq_guard
-from dramatiq_guard import Classify, DeadLetter, JitterBackoff, Tracing
+from dramatiq_guard import CircuitBreaker, Classify, DeadLetter, IdempotencyGuard, JitterBackoff, Tracing, connect
 from dramatiq_guard.checks import CHECKS, Setup, problems
 from dramatiq_guard.middleware.base import GuardMiddleware
 from dramatiq_guard.stores.memory.dead_letters import MemoryDeadLetters
@@ -28,7 +28,9 @@ def column(heading: str) -> list[str]:
 def test_the_options_are_those_that_there_are() -> None:
     """Every option of the guards, and Dramatiq's that they carry out."""
     listed = {name for cell in column("| option |") for name in re.findall(r"`(\w+)`", cell)}
-    guards: list[Any] = [Classify(), JitterBackoff(), DeadLetter(MemoryDeadLetters()), Tracing()]
+    stores = connect("memory://")
+    guards: list[Any] = [Classify(), JitterBackoff(), DeadLetter(stores.dead_letters), Tracing()]
+    guards += [IdempotencyGuard(stores.idempotency), CircuitBreaker(stores.breakers)]
     known = set().union(*(guard.actor_options for guard in guards)) | {"time_limit", "notify_shutdown"}
 
     assert listed == known

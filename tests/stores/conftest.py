@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from dramatiq_guard.stores.breakers import BreakerStore
 from dramatiq_guard.stores.connect import connect
 from dramatiq_guard.stores.idempotency import IdempotencyStore
 from dramatiq_guard.stores.postgres.schema import apply_schema
@@ -47,3 +48,9 @@ def deliveries(stores: Stores) -> DeliveryStore:
 def idempotency(stores: Stores) -> IdempotencyStore:
     """Its keys."""
     return stores.idempotency
+
+
+@pytest.fixture
+def breakers(stores: Stores) -> BreakerStore:
+    """Its breakers."""
+    return stores.breakers

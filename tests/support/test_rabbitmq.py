@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pika
 import pika.exceptions
@@ -10,6 +11,7 @@ import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 from tests.support.rabbitmq import PrivateRabbitMQ
+from tests.support.waiting import wait_until
 
 
 def _publish(url: str, queue: str, body: bytes) -> None:
@@ -35,12 +37,19 @@ def _fetch(url: str, queue: str) -> bytes | None:
         connection.close()
 
 
+def _logs_of_queues(server: PrivateRabbitMQ) -> list[Path]:
+    folder = server.directory / "mnesia"
+    return [*folder.rglob("LATEST.LOG"), *folder.rglob("rabbit_durable_queue.DC?")]
+
+
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL], ids=lambda sig: sig.name)
 def test_a_confirmed_message_survives_a_restart_on_the_same_port(
     private_rabbitmq: PrivateRabbitMQ, rabbitmq_url: str, sig: signal.Signals
 ) -> None:
     """Stopped or killed, the server comes back at the same URL with what it confirmed."""
     _publish(rabbitmq_url, "kept", b"7")
+    # It confirms a message before it has written down that there is a queue: a kill in between loses both.
+    wait_until(lambda: any(b"kept" in log.read_bytes() for log in _logs_of_queues(private_rabbitmq)), 30)
     private_rabbitmq.restart(sig)
 
     assert b"7" == _fetch(rabbitmq_url, "kept")

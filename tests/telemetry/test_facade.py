@@ -439,10 +439,10 @@ def test_an_api_without_bucket_advice_still_has_histograms() -> None:
     made = []
 
     class OldMeter:
-        def create_counter(self, name: str, *arguments: str) -> None:
+        def create_counter(self, name: str, *arguments: object) -> None:
             made.append(name)
 
-        create_up_down_counter = create_counter
+        create_up_down_counter = create_observable_gauge = create_counter
 
         def create_histogram(self, name: str, unit: str, description: str) -> None:
             made.append(name)

@@ -13,6 +13,7 @@ from dramatiq.brokers.stub import StubBroker
 
 import dramatiq_guard
 from dramatiq_guard import (
+    CircuitBreaker,
     Classify,
     CrashOnFatal,
     DeadLetter,
@@ -37,6 +38,7 @@ from dramatiq_guard.dead_letters.letter import Letter
 from dramatiq_guard.delivery import Delivery
 from dramatiq_guard.policy.explain import Explanation
 from dramatiq_guard.reconcile import Done, NotDone, Unknown
+from dramatiq_guard.stores.breakers import BreakerStore
 from dramatiq_guard.stores.idempotency import IdempotencyStore
 from dramatiq_guard.stores.protocols import DeadLetterStore, DeliveryStore, Stores
 
@@ -51,6 +53,7 @@ assert_type(stores, Stores)
 assert_type(stores.dead_letters, DeadLetterStore)
 assert_type(stores.deliveries, DeliveryStore)
 assert_type(stores.idempotency, IdempotencyStore)
+assert_type(stores.breakers, BreakerStore)
 connect("redis://localhost", namespace="app")  # type: ignore[call-arg]
 
 # -- the stack -------------------------------------------------------------------------------------------------------
@@ -148,6 +151,11 @@ IdempotencyGuard(
 IdempotencyGuard()  # type: ignore[call-arg]
 IdempotencyGuard(stores.deliveries)  # type: ignore[arg-type]
 IdempotencyGuard(stores.idempotency, on_crash=3)  # type: ignore[arg-type]
+
+CircuitBreaker(stores.breakers)
+CircuitBreaker(stores.breakers, failure_ratio=0.3, min_failures=10, first_rate=5, waiting_threads=2)
+CircuitBreaker(stores.deliveries)  # type: ignore[arg-type]
+CircuitBreaker(stores.breakers, failure_ratio="half")  # type: ignore[arg-type]
 
 Tracing(link_only=True, settle_spans=True, flush_timeout=2_000)
 Tracing(True)  # type: ignore[call-arg]

@@ -1,0 +1,229 @@
+"""The gates of one process, one a downstream, and the one thread that reports for them.
+
+A message passes its gate just before its actor runs, and its outcome is told to the gate just after; neither talks to
+the store.  The thread does that: every few seconds while all is well, at once when something fails, and a few times a
+second while a downstream recovers.  While the store is out everything is let through.
+
+This module must not know any middleware, nor how a breaker judges.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from dramatiq.logging import get_logger
+
+from .. import clock, telemetry
+from ..errors import HeldBack, StoreError
+from ..policy.breaker import Limits, Mode, State, step
+from ..policy.gate import Gate, Move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..policy.breaker import Lease, Report
+    from ..policy.gate import Answer
+    from ..stores.breakers import BreakerStore
+
+__all__ = ["Gates"]
+
+#: Milliseconds for which a message waits in its thread for its turn, and the longest sleep of whoever waits or reports.
+_PATIENCE: Final = 2_000
+_NAP: Final = 1_000
+
+#: What the log says of a downstream that comes into a mode.
+_SAID: Final = {
+    Mode.CLOSED: "is well: its messages go freely",
+    Mode.OPEN: "fails: its messages are put off, and a probe is sent now and then",
+    Mode.RECOVERING: "answers again: its messages come back at a pace that it bears",
+    Mode.FORCED_OPEN: "is paused by an operator: its messages are put off",
+    Mode.FORCED_CLOSED: "is let alone by an operator: its messages go freely, whatever happens",
+}
+
+
+class _Downstream:
+    """One downstream, as this process knows it."""
+
+    __slots__ = ("changed", "gate", "meeting", "met", "mode", "name")
+
+    def __init__(self, name: str, gate: Gate) -> None:
+        self.name = name
+        self.gate = gate
+        self.mode = gate.mode
+        #: Held while the gate is asked or told something; whoever waits for a turn waits for it to be notified.
+        self.changed = threading.Condition(threading.Lock())
+        #: Whether this process has asked the store about it; held while it does.
+        self.met = False
+        self.meeting = threading.Lock()
+
+
+class Gates:
+    """The gates of one worker process.
+
+    Parameters:
+      store(BreakerStore): What the processes share.
+      limits(Limits): How the breakers judge.
+    """
+
+    def __init__(self, store: BreakerStore, limits: Limits) -> None:
+        self.logger = get_logger("dramatiq_guard", "downstreams")
+        self.store = store
+        self.limits = limits
+        self.room = 1
+        self._known: dict[str, _Downstream] = {}
+        self._adding = threading.Lock()
+        self._news = threading.Event()
+        self._closed = False
+        self._store_is_out = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, room: int) -> None:
+        """Begin; called when the worker boots, after the fork.
+
+        Parameters:
+          room(int): How many threads may wait for one downstream at a time.
+        """
+        self.room = room
+        self._known = {}
+        self._news = threading.Event()
+        self._closed = self._store_is_out = False
+        self._thread = threading.Thread(target=self._run, name="dramatiq-guard-breakers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; the worker has shut down."""
+        self._closed = True
+        self._news.set()
+
+    def enter(self, name: str, *, again: bool, hurried: Callable[[], bool]) -> int:
+        """Pass the gate of a downstream; it may take a moment.
+
+        Parameters:
+          name(str): The downstream.
+          again(bool): Whether the message has been put off before.
+          hurried(Callable[[], bool]): Whether nobody should wait any more, since the worker is told to stop.
+
+        Returns:
+          int: The period that the message was admitted in, to be given to `left`.
+
+        Raises:
+          HeldBack: It is not its turn; says for how long it is put off.
+        """
+        downstream = self._known.get(name) or self._add(name)
+        if not downstream.met:
+            self._meet(downstream)
+        gate = downstream.gate
+        with downstream.changed:
+            now = clock.monotonic()
+            answer = gate.arrive(now, clock.uniform(), again=again)
+            if answer.move is Move.WAIT:
+                answer = self._wait(downstream, now, hurried)
+            mode = gate.mode
+        if answer.move is Move.ADMIT:
+            if mode is not Mode.CLOSED:
+                telemetry.breaker_passed(name, mode.value, admitted=True)
+            return answer.period
+        telemetry.breaker_passed(name, mode.value, admitted=False)
+        raise HeldBack(f"downstream {name!r} is {mode.value}", delay=answer.delay)
+
+    def left(self, name: str, period: int, *, ok: bool, retry_after: int | None = None) -> None:
+        """Tell a gate how it ended.
+
+        Parameters:
+          name(str): The downstream.
+          period(int): What `enter` gave.
+          ok(bool): Whether the downstream answered, be it with a permanent error.
+          retry_after(int | None): For how many milliseconds it asked to be left alone.
+        """
+        downstream = self._known.get(name)
+        if downstream is None:
+            return  # the worker was booted anew meanwhile
+        with downstream.changed:
+            now = clock.monotonic()
+            downstream.gate.done(period, now, ok=ok, retry_after=retry_after)
+            news = downstream.gate.due(now) or downstream.gate.look_at < now + _NAP
+        if news:
+            self._news.set()
+
+    def report(self) -> int:
+        """Report for every gate whose time has come.
+
+        Returns:
+          int: In how many milliseconds the next one's has.
+        """
+        next_at = clock.monotonic() + _NAP
+        for downstream in list(self._known.values()):
+            with downstream.changed:
+                now = clock.monotonic()
+                report = downstream.gate.ask(now) if downstream.met and downstream.gate.due(now) else None
+            if report is not None:
+                self._exchange(downstream, report)
+            next_at = min(next_at, downstream.gate.look_at)
+        return max(1, next_at - clock.monotonic())
+
+    def _add(self, name: str) -> _Downstream:
+        with self._adding:
+            downstream = self._known.get(name)
+            if downstream is None:
+                downstream = self._known[name] = _Downstream(name, Gate(self.room, clock.monotonic()))
+        return downstream
+
+    def _meet(self, downstream: _Downstream) -> None:
+        """Ask about a downstream before the first message goes there: it may be out, or paused, as all others know."""
+        with downstream.meeting:
+            if downstream.met:
+                return
+            with downstream.changed:
+                report = downstream.gate.ask(clock.monotonic())
+            self._exchange(downstream, report)
+            downstream.met = True
+
+    def _wait(self, downstream: _Downstream, since: int, hurried: Callable[[], bool]) -> Answer:
+        gate = downstream.gate
+        self._news.set()
+        while True:
+            now = clock.monotonic()
+            answer = gate.wait_over(now)
+            if answer is not None:
+                return answer
+            if hurried() or now - since >= _PATIENCE:
+                return gate.give_up(now, clock.uniform())
+            downstream.changed.wait(min(gate.wake_at(now) - now, _NAP, since + _PATIENCE - now) / 1000)
+
+    def _exchange(self, downstream: _Downstream, report: Report) -> None:
+        limits = self.limits
+
+        def change(state: State, now: int) -> tuple[State, Lease]:
+            return step(limits, state, report, now)
+
+        try:
+            lease = self.store.update(downstream.name, change)
+        except Exception as error:
+            if not self._store_is_out:
+                self.logger.warning(
+                    "The store of CircuitBreaker does not answer (%s); all messages go freely until it does.",
+                    error,
+                    exc_info=not isinstance(error, StoreError),
+                )
+            self._store_is_out = True
+            with downstream.changed:
+                downstream.gate.lost(clock.monotonic())
+                downstream.changed.notify_all()
+            return
+        if self._store_is_out:
+            self._store_is_out = False
+            self.logger.warning("The store of CircuitBreaker answers again.")
+        with downstream.changed:
+            downstream.gate.learn(lease, clock.monotonic(), clock.uniform())
+            downstream.changed.notify_all()
+        if lease.mode is not downstream.mode:
+            downstream.mode = lease.mode
+            telemetry.breaker_is(downstream.name, lease.mode.value)
+            self.logger.warning("Downstream %r %s.", downstream.name, _SAID[lease.mode])
+
+    def _run(self) -> None:
+        news = self._news
+        while not self._closed:
+            clock.wait(news, self.report())
+            news.clear()

@@ -1,0 +1,3 @@
+-- The record, and the time.
+
+return {redis.call('GET', KEYS[1]), milliseconds()}
