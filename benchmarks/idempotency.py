@@ -140,7 +140,7 @@ def growth(urls: dict[str, str], counts: Sequence[int], sizes: Sequence[int], ti
     for kind, url in urls.items():
         for count, size in [(count, 40) for count in counts] + [(10_000, size) for size in sizes if size != 40]:
             with contextlib.closing(connect(url)) as stores:
-                store, result = stores.idempotency, Finish(b"x" * size)
+                store, result = stores.idempotency, Finish(os.urandom(size))
                 fill = _fill_redis if kind == "redis" else _fill_postgres
                 per_key = fill(url, store, result, count)
                 fences: dict[int, int] = {}
@@ -293,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(prog="idempotency", description="What a guarded message costs.")
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--quick", action="store_true", help="about a minute")
+    size.add_argument("--quick", action="store_true", help="about a minute; two short rounds")
     size.add_argument("--full", action="store_true", help="a million keys, more rounds: some fifteen minutes")
     size.add_argument("--smallest", action="store_true", help="seconds: shows that it works, says nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
