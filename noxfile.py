@@ -109,10 +109,21 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """What the stack costs for each message, against stock Dramatiq; and what a retry storm does to both."""
-    _install(session, "all")
+    """What the stack costs for each message against stock Dramatiq, what a guarded one costs, what a storm does."""
+    _install(session, "all", "test")
     session.run("python", "benchmarks/overhead.py", *session.posargs)
-    session.run("python", "-m", "benchmarks.storm", "--quick")
+    if not session.posargs:
+        session.run("python", "benchmarks/idempotency.py", "--quick", "--without-powertools")
+        session.run("python", "benchmarks/simulate.py", "--quick")
+        session.run("python", "-m", "benchmarks.storm", "--quick")
+
+
+@nox.session
+def bench_idempotency(session: nox.Session) -> None:
+    """What a guarded message costs, against naive designs and aws-lambda-powertools: about fifteen minutes."""
+    _install(session, "all", "test")
+    session.install("--quiet", "aws-lambda-powertools[redis]>=3", "boto3")  # which it imports, whatever the layer
+    session.run("python", "benchmarks/idempotency.py", *(session.posargs or ["--full"]))
 
 
 @nox.session
@@ -147,6 +158,13 @@ def settlement_matrix(session: nox.Session) -> None:
     """Every fault at every moment, on real brokers: about half an hour."""
     _install(session, "all", "test")
     session.run("pytest", "-m", "matrix", "tests/settlement", *session.posargs)
+
+
+@nox.session
+def idempotency_matrix(session: nox.Session) -> None:
+    """Workers killed at every point between claim and ack, with each way of guarding; prints what was charged."""
+    _install(session, "all", "test")
+    session.run("pytest", "-m", "matrix", "tests/kills", *session.posargs)
 
 
 @nox.session

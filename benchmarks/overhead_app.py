@@ -11,6 +11,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
@@ -53,6 +54,23 @@ def _crash_on_fatal(broker: dramatiq.Broker, counting: bool) -> None:
     stores = connect(URL)
     guard = CrashOnFatal(stores.deliveries if counting else None)
     install(broker, Classify(), JitterBackoff(), DeadLetter(stores.dead_letters), guard)
+
+
+def _guarded(broker: dramatiq.Broker, keys: str) -> None:
+    from dramatiq_guard import Classify, DeadLetter, IdempotencyGuard, JitterBackoff, connect, install
+
+    guard = IdempotencyGuard(connect(keys).idempotency)
+    install(broker, Classify(), JitterBackoff(), DeadLetter(connect(URL).dead_letters), guard)
+
+
+def keyed(broker: dramatiq.Broker) -> None:
+    """The stack and IdempotencyGuard, whose keys are beside the queue."""
+    _guarded(broker, URL)
+
+
+def keyed_on_postgres(broker: dramatiq.Broker) -> None:
+    """The same with keys on PostgreSQL, whose server the parent has set up."""
+    _guarded(broker, os.environ["OVERHEAD_POSTGRES"])
 
 
 def sampled_out(broker: dramatiq.Broker) -> None:
@@ -99,6 +117,9 @@ SETUPS = {
     "stack": stack,
     "crash-on-fatal": crash_on_fatal,
     "counting-crashes": counting_crashes,
+    "key": keyed,
+    "message-id": keyed,
+    "postgres-key": keyed_on_postgres,
     "sampled-out": sampled_out,
     "recorded": recorded,
     "recorded-and-counted": recorded_and_counted,
@@ -107,15 +128,23 @@ SETUPS = {
     "traceback": lambda broker: stack(broker, "traceback"),
 }
 
+#: What the actor that succeeds is declared with.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "key": {"idempotency_key": "order:{number}"},
+    "message-id": {"idempotent": True},
+    "postgres-key": {"idempotency_key": "order:{number}"},
+}
+
+SETUP = os.environ["OVERHEAD_SETUP"]
 broker = RedisBroker(url=URL)
-SETUPS[os.environ["OVERHEAD_SETUP"]](broker)
+SETUPS[SETUP](broker)
 dramatiq.set_broker(broker)
 
 _runs = itertools.count()
 _failed: set[int] = set()
 
 
-@dramatiq.actor(queue_name=QUEUE)
+@dramatiq.actor(queue_name=QUEUE, **OPTIONS.get(SETUP, {}))
 def work(number: int) -> None:
     """Succeed, and do nothing else."""
     next(_runs)

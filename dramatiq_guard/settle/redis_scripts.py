@@ -9,6 +9,7 @@ socket each time, which for a thread among others is the dearest part.  It must 
 from __future__ import annotations
 
 from collections import deque
+from os import getpid
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import ConnectionPool
@@ -19,7 +20,7 @@ from .. import clock
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Scripts"]
+__all__ = ["KeptConnections", "Scripts"]
 
 #: How long, in milliseconds, a connection may have rested and still be taken for alive without a look.
 _FRESH: Final = 1_000
@@ -34,7 +35,7 @@ class Scripts:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._connections = _Connections(client.connection_pool)
+        self._connections = KeptConnections(client.connection_pool)
         self._registered: dict[str, Callable[[Sequence[Any], Sequence[Any]], Any]] = {}
 
     def __getitem__(self, source: str) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
@@ -55,51 +56,68 @@ class _Script:
     """A script on kept connections.
 
     Parameters:
-      connections(_Connections): What it is run on.
+      connections(KeptConnections): What it is run on.
       script(Script): It as redis-py knows it.
     """
 
     __slots__ = ("connections", "script", "sha")
 
-    def __init__(self, connections: _Connections, script: Any) -> None:
+    def __init__(self, connections: KeptConnections, script: Any) -> None:
         self.connections = connections
         self.script = script
         self.sha = script.sha
 
     def __call__(self, keys: Sequence[Any], args: Sequence[Any]) -> Any:
-        connection = self.connections.take()
         try:
-            connection.send_command(b"EVALSHA", self.sha, len(keys), *keys, *args)
-            answer = connection.read_response()
+            return self.connections.ask(b"EVALSHA", self.sha, len(keys), *keys, *args)
         except NoScriptError:
             # A server that was restarted, or another one after a failover.
-            self.connections.give(connection)
             return self.script(keys=keys, args=args)
-        except BaseException:
-            self.connections.drop(connection)
-            raise
-        self.connections.give(connection)
-        return answer
 
 
-class _Connections:
+class KeptConnections:
     """Connections of a pool, kept from one use to the next.
 
-    No more than a quarter of what the pool may have, and of a pool in which others wait for one, none.
+    No more than a quarter of what the pool may have, and of a pool in which others wait for one, none.  A process that
+    was forked begins without any.
 
     Parameters:
       pool(ConnectionPool): The pool.
     """
 
-    __slots__ = ("_kept", "_most", "_pool")
+    __slots__ = ("_kept", "_most", "_pool", "_process")
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._most = pool.max_connections // 4 if type(pool) is ConnectionPool else 0
         self._kept: deque[tuple[Any, int]] = deque()
+        self._process = getpid()
+
+    def ask(self, *command: Any, as_it_is: bool = False) -> Any:
+        """Send a command and wait for its answer; raises what redis-py raises.
+
+        Parameters:
+          *command: The command.
+          as_it_is(bool): Whether the answer is left undecoded also where the client decodes what it gets.
+        """
+        connection = self.take()
+        try:
+            connection.send_command(*command)
+            answer = connection.read_response(disable_decoding=as_it_is)
+        except NoScriptError:
+            self.give(connection)
+            raise
+        except BaseException:
+            self.drop(connection)
+            raise
+        self.give(connection)
+        return answer
 
     def take(self) -> Any:
         """A connection, the one used last if one is kept."""
+        if self._process != getpid():
+            # They are the parent's, and so are their sockets; the pool has noticed, too.
+            self._kept, self._process = deque(), getpid()
         try:
             connection, used = self._kept.pop()
         except IndexError:
@@ -119,6 +137,15 @@ class _Connections:
 
     def drop(self, connection: Any) -> None:
         """Put back a connection that failed; those that are kept will not have fared better."""
+        connection.disconnect()  # perhaps an answer is still to come, which nobody is to take for another
         self._pool.release(connection)
-        while self._kept:
-            self._pool.release(self._kept.pop()[0])
+        self.clear()
+
+    def clear(self) -> None:
+        """Put back those that are kept."""
+        while True:
+            try:
+                connection, _ = self._kept.pop()
+            except IndexError:
+                return
+            self._pool.release(connection)

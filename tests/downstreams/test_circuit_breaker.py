@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, ClassVar
 
 import dramatiq
@@ -317,3 +318,35 @@ def test_a_function_that_fails_holds_nobody_up(bench: MakeBench, caplog: pytest.
         wait_until(lambda: len(here.downstream.order) == 3)
 
     assert caplog.text.count("downstream of actor 'charge' did not give a name") == 1
+
+
+# -- beside many that wait -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_five_thousand_that_wait_hold_nobody_else_up(redis_url: str) -> None:
+    """A message of another downstream that falls due is not behind those that were put off before it was sent.
+
+    Dramatiq takes a delay queue out into its workers' memory, first come, first served: what does not fit waits until
+    something there is due.
+    """
+    with closing(Bench(redis_url)) as here:
+        charge = here.actor()
+        arrived: list[int] = []
+        ship = here.actor(
+            lambda: arrived.append(here.broker.client.hlen("dramatiq:default.DQ.msgs")),
+            actor_name="ship",
+            downstream="courier",
+        )
+        here.stores.breakers.update("payments", lambda state, now: (force(state, Mode.FORCED_OPEN, now), None))
+        for at in range(5_000):
+            charge.send(at)
+        here.work(threads=4)
+        wait_until(lambda: here.broker.client.hlen("dramatiq:default.DQ.msgs") >= 4_900, 120)
+
+        ship.send_with_options(delay=1_000)
+
+        wait_until(lambda: arrived, 60, lambda: here.broker.client.hlen("dramatiq:default.DQ.msgs"))
+        # All the others were waiting still, and none had been given up for it.
+        assert arrived[0] >= 4_500
+        assert here.downstream.order == []

@@ -21,17 +21,22 @@ from tests.support.waiting import wait_until
 from tests.support.workers import Workers
 
 
-def roll(restarts: int, messages: int) -> list[str]:
+def roll(restarts: int, messages: int, *, guarded: bool = False) -> list[str]:
     """Send, restart, and say what is not as it should be.
 
     Parameters:
       restarts(int): How many times a master is told to stop and another one is started.
       messages(int): How many messages are sent.
+      guarded(bool): Whether the effects have idempotency keys.
     """
     with tempfile.TemporaryDirectory() as directory, PrivateValkey(aof=True) as valkey:
         ledger = Path(directory) / "effects"
         ledger.touch()
-        environment = {"ROLLING_URL": valkey.url, "ROLLING_LEDGER": str(ledger)}
+        environment = {
+            "ROLLING_URL": valkey.url,
+            "ROLLING_LEDGER": str(ledger),
+            "ROLLING_GUARDED": "yes" if guarded else "",
+        }
         os.environ.update(environment)
         from tests.exits.rolling_app import broker, effect, stores
 
@@ -82,8 +87,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.exits.rolling", description=__doc__)
     parser.add_argument("--restarts", type=int, default=20)
     parser.add_argument("--messages", type=int, default=5_000)
+    parser.add_argument("--guarded", action="store_true", help="give the effects idempotency keys")
     arguments = parser.parse_args()
-    wrong = roll(arguments.restarts, arguments.messages)
+    wrong = roll(arguments.restarts, arguments.messages, guarded=arguments.guarded)
     print(
         *(wrong or [f"{arguments.messages} messages, each with its effect once, over {arguments.restarts} restarts"]),
         sep="\n",

@@ -14,6 +14,7 @@ from dramatiq_guard import (
     CrashOnFatal,
     DeadLetter,
     GracefulShutdown,
+    IdempotencyGuard,
     JitterBackoff,
     Retryable,
     connect,
@@ -31,11 +32,12 @@ install(
     DeadLetter(stores.dead_letters),
     CrashOnFatal(stores.deliveries),
     GracefulShutdown(soft_deadline=5_000, hard_deadline=8_000),
+    IdempotencyGuard(stores.idempotency),
 )
 dramatiq.set_broker(broker)
 
 
-@dramatiq.actor(max_retries=1)
+@dramatiq.actor(max_retries=1, idempotent=bool(os.environ.get("ROLLING_GUARDED")))
 def effect(number: int, takes: int) -> None:
     """Have one effect, which the ledger counts; every tenth fails before it, once."""
     delivery = current_delivery()

@@ -14,6 +14,7 @@ All is set by the environment:
 `KILLS_STACK`         ``guard``, ``abrupt`` for the same without GracefulShutdown, or ``stock`` for Dramatiq by itself
 `KILLS_LEASE`         the lease in milliseconds
 `KILLS_HEARTBEAT`     the heartbeat timeout on Redis in milliseconds
+`KILLS_MAX_CRASHES`   how many crashes a message may have been in
 `KILLS_HURRY`         ``yes`` for jobs that never wait in this process
 `KILLS_IDLE`          ``yes`` for jobs that do nothing but wait in a process of Dramatiq by itself
 ====================  ================================================================================================
@@ -84,14 +85,14 @@ else:
 
 records, stores = connect(os.environ["KILLS_RECORDS"]), connect(os.environ["KILLS_STORE"])
 if STACK == "stock":
-    broker.actor_options |= {"idempotent"}
+    broker.actor_options |= {"idempotent", "on_crash"}
 else:
     install(
         broker,
         Classify(),
         JitterBackoff(min_backoff=100, max_backoff=500, deliveries=records.deliveries),
         DeadLetter(records.dead_letters),
-        CrashOnFatal(records.deliveries, heartbeat=1_000),
+        CrashOnFatal(records.deliveries, heartbeat=1_000, max_crashes=int(os.environ.get("KILLS_MAX_CRASHES", "3"))),
         IdempotencyGuard(stores.idempotency, lease=int(os.environ["KILLS_LEASE"])),
         *([GracefulShutdown(soft_deadline=1_500, hard_deadline=4_000)] if STACK == "guard" else []),
     )
@@ -122,8 +123,11 @@ def begin(job: str) -> Any:
 
 
 def wait(job: str, how: str) -> None:
-    """Wait until the test opens the way: not at all, interruptibly, or in C, where nothing can interrupt."""
+    """Wait until the test opens the way, interruptibly or in C, where nothing can interrupt; or a moment; or not."""
     if not how or HURRY or (DIRECTORY / "open").exists():
+        return
+    if how == "a moment":
+        time.sleep(0.05)
         return
     note("waits", job)
     if how == "in C":
@@ -193,6 +197,15 @@ def retried(job: str, waits: str = "") -> str:
     made = charge(GATEWAY, job, delivery.key_for("charge"))
     if delivery.attempt == 1:
         raise Retryable("once more")
+    return made
+
+
+@dramatiq.actor(idempotent=True, on_crash="park", **_OPTIONS)
+def park(job: str, waits: str = "") -> str:
+    """The gateway takes no key, and twice is worse than perhaps not at all."""
+    begin(job)
+    made = charge(GATEWAY, job, None)
+    reach("after-effect")
     return made
 
 

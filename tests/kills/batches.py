@@ -52,9 +52,8 @@ def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
 def run_batch(cells: Sequence[Cell], servers: Servers) -> dict[Cell, Outcome]:
     """Kill a process in every cell, have a healthy one take up what they left, and look what came of it."""
     with world(servers, cells[0].broker, cells[0].store, [str(cell) for cell in cells]) as here:
-        messages = {cell: _sent(cell, here) for cell in cells}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda cell: _killed(cell, here), cells))
+            messages = dict(zip(cells, pool.map(lambda cell: _killed(cell, here), cells), strict=True))
         here.open()
         with here.working(threads=4):
             here.wait_settled()
@@ -69,9 +68,15 @@ def _sent(cell: Cell, here: World) -> Message[Any]:
     return message
 
 
-def _killed(cell: Cell, here: World) -> None:
+def _killed(cell: Cell, here: World) -> Message[Any]:
     stack = "stock" if cell.mode == "none" else "guard"
-    here.die(cell.point, threads=1 + (cell.mode == "busy"), queues=[str(cell)], KILLS_STACK=stack)
+    return here.die(
+        cell.point,
+        lambda: _sent(cell, here),
+        threads=1 + (cell.mode == "busy"),
+        queues=[str(cell)],
+        KILLS_STACK=stack,
+    )
 
 
 def _outcome(cell: Cell, here: World, message: Message[Any]) -> Outcome:
@@ -84,14 +89,15 @@ def _outcome(cell: Cell, here: World, message: Message[Any]) -> Outcome:
         wrong.append(f"{len(made)} charges, not {due.charges}")
     if rows != due.rows:
         wrong.append(f"{rows} rows, not {due.rows}")
-    if (result := here.result(message)) not in made:
+    letters = tuple(each.reason for each in here.letters() if each.args and each.args[0] == job)
+    if letters != due.letters:
+        wrong.append(f"dead letters {letters}, not {due.letters}")
+    if not due.letters and (result := here.result(message)) not in made:
         wrong.append(f"the result is {result!r}, and the charges are {made}")
-    if letters := [each.reason for each in here.letters() if each.args and each.args[0] == job]:
-        wrong.append(f"dead letters: {letters}")
     if cell.mode != "none":
-        record = here.record(message)
-        if record is None or record.state != "done" or record.crashes != due.crashes:
-            wrong.append(f"the record is {record}, not done after {due.crashes} crashes")
+        record, state = here.record(message), "parked" if due.letters else "done"
+        if record is None or record.state != state or record.crashes != due.crashes:
+            wrong.append(f"the record is {record}, not {state} after {due.crashes} crashes")
     if wrong:
         wrong.append(here.story)
     return Outcome(calls, len(made), rows, here.runs(job), wrong)

@@ -6,6 +6,7 @@ So it is where some workers have the guard and others not yet, and in whatever s
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,8 +35,12 @@ def test_a_retry_and_what_it_is_a_retry_of_have_one_effect(
     with _here(broker, servers, request) as here:
         messages = {}
         for queue, actor in (("guarded", "key"), ("control", "none")):
-            messages[actor] = here.send(actor, actor, "", True, queue=queue)
-            here.die("before-ack", queues=[queue], KILLS_STACK="stock")
+            messages[actor] = here.die(
+                "before-ack",
+                partial(here.send, actor, actor, "", True, queue=queue),
+                queues=[queue],
+                KILLS_STACK="stock",
+            )
         _finish(here)
         assert {"key": 1, "none": 2} == {job: len(made) for job, made in here.gateway.charges().items()}
         assert 1 == here.gateway.calls()["key"]
@@ -50,8 +55,13 @@ def test_a_message_that_was_promoted_twice_has_one_effect(
     with _here(broker, servers, request) as here:
         messages = {}
         for queue, actor in (("guarded", "key"), ("control", "none")):
-            messages[actor] = here.send(actor, actor, queue=queue, delay=500)
-            here.die("after-promote", queues=[queue], KILLS_STACK="stock", KILLS_IDLE="yes")
+            messages[actor] = here.die(
+                "after-promote",
+                partial(here.send, actor, actor, queue=queue, delay=500),
+                queues=[queue],
+                KILLS_STACK="stock",
+                KILLS_IDLE="yes",
+            )
         _finish(here)
         assert {"key": 1, "none": 2} == {job: len(made) for job, made in here.gateway.charges().items()}
         assert 1 == here.gateway.calls()["key"]

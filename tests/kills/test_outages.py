@@ -88,6 +88,21 @@ def test_redis_forgets_everything_while_a_job_runs(actor: str, servers: Servers,
         _check(here, message)
 
 
+@MATRIX
+def test_redis_forgets_everything_while_a_job_runs_for_longer_than_a_lease(
+    servers: Servers, store_valkey: PrivateValkey
+) -> None:
+    """Nobody knows who holds the key, so the run is interrupted and begins anew: one charge, as the gateway has it."""
+    with world(servers, "redis", "redis") as here, here.working():
+        message = _begun(here, "key")
+        with redis.Redis.from_url(store_valkey.url) as client:
+            client.flushall()
+        here.wait_noted("LeaseLost")
+        here.open()
+        here.wait_settled()
+        _check(here, message, runs=2)
+
+
 @pytest.mark.parametrize("actor", ["key", "atomic", "inbox", pytest.param("step", marks=MATRIX)])
 def test_postgresql_is_killed_and_started_again_while_a_job_runs(
     actor: str, frail: Servers, own_postgres: PrivatePostgres

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,17 +127,26 @@ class World:
             threads=threads,
             queues=queues,
             arguments=arguments,
-            ready_within=0 if kill_at else LONG,
+            ready_within=LONG,
             env={**self.environment, "TMPDIR": str(temporary), VARIABLE: kill_at, **environment},
         )
 
-    def die(self, point: str, *, threads: int = 1, queues: Sequence[str] = (), **environment: str) -> None:
-        """Have a worker process run until it is killed at a point."""
-        # It may be dead before it says that it has booted, for which its master would wait half a minute.
-        quickly = ("--worker-fork-timeout", "1000")
-        with self.workers(kill_at=point, threads=threads, queues=queues, arguments=quickly, **environment) as workers:
+    def die(
+        self,
+        point: str,
+        send: Callable[[], Message[Any]],
+        *,
+        threads: int = 1,
+        queues: Sequence[str] = (),
+        **environment: str,
+    ) -> Message[Any]:
+        """Have a worker process run what is sent until it is killed at a point, and give the message."""
+        # Not before it has booted: killed on the way, it may take the lock along that its master waits for.
+        with self.workers(kill_at=point, threads=threads, queues=queues, **environment) as workers:
+            message = send()
             assert workers.wait(LONG) == 1, workers.log
             self.logs.append(workers.log)
+        return message
 
     @contextlib.contextmanager
     def working(self, **options: Any) -> Iterator[Workers]:

@@ -18,6 +18,8 @@ from ..urls import masked
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ...settle.redis_scripts import KeptConnections
+
 __all__ = ["RedisConnection", "Script"]
 
 CONNECT_TIMEOUT: Final = 2.0
@@ -77,6 +79,8 @@ class RedisConnection:
     def __init__(self, target: Any) -> None:
         self._target = target
         self._client: Any = None if isinstance(target, str) else target
+        #: Of a client of our own; what a given one does around a command (its repeats, its metrics) is its owner's.
+        self._kept: KeptConnections | None = None
         self._lock = Lock()
         self.name = masked(target) if isinstance(target, str) else f"the given {type(target).__name__}"
 
@@ -135,6 +139,37 @@ class RedisConnection:
 
         return self._attempt(f"running {script.name}", perform)
 
+    def run_unlooked(self, script: Script, key: str, *arguments: str | int | bytes) -> Any:
+        """As `run_raw`, for what is said for every message, on a connection that is not looked at first.
+
+        A connection that the server has closed in the last second is noticed by the failure: for scripts that are run
+        again then, and answer as before.
+
+        Parameters:
+          script(Script): The script.
+          key(str): Its one key.
+          *arguments(str | int | bytes): Its arguments.
+
+        Returns:
+          Any: Its reply, nothing of it decoded.
+
+        Raises:
+          StoreUnavailable: The server cannot be reached, or cannot serve now.
+          StoreError: The server answered with any other error.
+        """
+        self._connected()
+        kept = self._kept
+        if kept is None:
+            return self.run_raw(script, key, *arguments)
+        try:
+            return kept.ask(b"EVALSHA", script.sha, 1, key, *arguments, as_it_is=True)
+        except Exception as error:
+            if type(error).__name__ != _FORGOTTEN:
+                if not _is_of_client(error):
+                    raise
+                raise self._translated(error, f"running {script.name}") from error
+        return self.run_raw(script, key, *arguments)
+
     def run_each(self, script: Script, calls: Sequence[tuple[str | int | bytes, ...]]) -> list[Any]:
         """Run a script on many keys, all in one round trip (on a cluster, one for each server that has some).
 
@@ -185,8 +220,10 @@ class RedisConnection:
         """Give back the connections, unless they are somebody else's."""
         with self._lock:
             if isinstance(self._target, str) and self._client is not None:
+                if self._kept is not None:
+                    self._kept.clear()
                 self._client.close()
-                self._client = None
+                self._client = self._kept = None
 
     def _attempt(self, what: str, perform: Callable[[Any], Any]) -> Any:
         client = self._connected()
@@ -201,7 +238,7 @@ class RedisConnection:
         if self._client is None:
             with self._lock:
                 if self._client is None:
-                    self._client = _client_of(self._target)
+                    self._kept, self._client = _client_of(self._target)
         return self._client
 
     def _translated(self, error: Exception, what: str) -> StoreError:
@@ -224,22 +261,25 @@ def _is_of_client(error: Exception) -> bool:
     return isinstance(error, OSError) or bool(libraries & {"redis", "valkey"})
 
 
-def _client_of(url: str) -> Any:
+def _client_of(url: str) -> tuple[KeptConnections, Any]:
     try:
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
+
+        from ...settle.redis_scripts import KeptConnections
     except ImportError as error:
         raise SetupError(
             f"{masked(url)} needs redis-py, which is not installed; run pip install 'dramatiq-guard[redis]'"
         ) from error
     try:
-        return redis.Redis.from_url(
+        client = redis.Redis.from_url(
             re.sub("^valkey", "redis", url),
             socket_connect_timeout=CONNECT_TIMEOUT,
             socket_timeout=COMMAND_TIMEOUT,
             retry=Retry(NoBackoff(), 0),
         )
+        return KeptConnections(client.connection_pool), client
     except (ValueError, TypeError) as error:
         raise SetupError(f"not a usable Redis URL: {masked(url)}: {error}") from error
 

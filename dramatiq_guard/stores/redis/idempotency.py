@@ -69,8 +69,8 @@ class RedisIdempotency:
         strict: bool = True,
         park: bool = False,
     ) -> Claim:
-        answer, fence, lease_left, attempts, crashes, first_claim_at, now, same, flags, result, steps = self._run(
-            CLAIM, key, _text(owner), lease, retention, _given(fingerprint), int(strict), int(park)
+        answer, fence, lease_left, attempts, crashes, first_claim_at, now, same, flags, result, steps = (
+            self._run_unlooked(CLAIM, key, _text(owner), lease, retention, _given(fingerprint), int(strict), int(park))
         )
         return Claim(
             answer=answer.decode(),
@@ -94,7 +94,8 @@ class RedisIdempotency:
         return bool(self._run(STEP, key, fence, _text(name), value))
 
     def complete(self, key: str, fence: int, finish: Finish, *, retention: int) -> Ended:
-        state, ours, flags, result = self._run(COMPLETE, key, fence, finish.flags, _given(finish.result), retention)
+        asked = fence, finish.flags, _given(finish.result), retention
+        state, ours, flags, result = self._run_unlooked(COMPLETE, key, *asked)
         return Ended(_STATES[state], bool(ours), result, flags)
 
     def release(self, key: str, fence: int) -> bool:
@@ -158,6 +159,10 @@ class RedisIdempotency:
 
     def _run(self, script: Script, key: str, *arguments: str | int | bytes) -> Any:
         return self._connection.run_raw(script, self._base + key, *arguments)
+
+    def _run_unlooked(self, script: Script, key: str, *arguments: str | int | bytes) -> Any:
+        """As `_run`, for the two calls of every message: both answer as before when they are asked again."""
+        return self._connection.run_unlooked(script, self._base + key, *arguments)
 
 
 def _text(name: str) -> bytes:
