@@ -5,7 +5,7 @@ All is set by the environment:
 ====================  ================================================================================================
 `KILLS_BROKER`        ``redis`` or ``rabbitmq``
 `KILLS_URL`           where it is
-`KILLS_NAMESPACE`     the namespace on Redis
+`KILLS_NAMESPACE`     the namespace on Redis, and the mark of its rows in the database
 `KILLS_QUEUES`        the queues, separated by commas
 `KILLS_STORE`         the URL of the store of keys
 `KILLS_RECORDS`       the URL of a Redis for letters, deliveries and results
@@ -209,6 +209,11 @@ def park(job: str, waits: str = "") -> str:
     return made
 
 
+def effect(job: str) -> tuple[str, tuple[str, str]]:
+    """The statement that has a job's effect in the database."""
+    return "INSERT INTO effects (world, job) VALUES (%s, %s)", (os.environ["KILLS_NAMESPACE"], job)
+
+
 def charged(job: str, key: str) -> str:
     """Charge, and come to the point between the effect and the record of it."""
     made = charge(GATEWAY, job, key)
@@ -224,7 +229,7 @@ if STACK == "stock" or isinstance(stores.idempotency, TransactionalStore):
         delivery = begin(job)
         made = delivery.step("charge", lambda key: charged(job, key))
         with delivery.atomic(result=made) as connection:
-            connection.execute("INSERT INTO effects (job) VALUES (%s)", (job,))
+            connection.execute(*effect(job))
             wait(job, waits)
         return str(made)
 
@@ -232,7 +237,7 @@ if STACK == "stock" or isinstance(stores.idempotency, TransactionalStore):
     def inbox(job: str, waits: str = "") -> str:
         """A row in the transaction of the whole run, and the gateway is given the key."""
         delivery = begin(job)
-        delivery.connection.execute("INSERT INTO effects (job) VALUES (%s)", (job,))
+        delivery.connection.execute(*effect(job))
         made = charge(GATEWAY, job, delivery.key_for("charge"))
         reach("after-effect")
         wait(job, waits)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from dramatiq import Message
 
 from tests.support.waiting import wait_until
+from tests.support.workers import Workers
 
 from .world import Servers, World, world
 
@@ -27,25 +30,25 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def _frozen(actor: str, here: World) -> Any:
-    """Freeze a worker in its run, and have another one finish the same work; gives the first, and the message."""
-    message = here.send(actor, "job", "interruptibly")
-    first = here.workers().start().wait_ready()
-    try:
+@contextlib.contextmanager
+def _frozen(actor: str, here: World) -> Iterator[tuple[Workers, Message[Any]]]:
+    """A worker that is frozen in its run, and another one that has finished the same work; the first, and the message.
+
+    A frozen process keeps its connection to RabbitMQ, and with it what it has fetched: there another copy stands for
+    the redelivery, on a queue that it does not consume.
+    """
+    message = here.send(actor, "job", "interruptibly", queue="first")
+    with here.workers(queues=["first"]) as first:
         here.wait_noted("waits")
         first.signal_worker(signal.SIGSTOP)
-        # A frozen process keeps its connection to RabbitMQ, so another copy stands for the redelivery there.
-        here.again(message)
-        with here.working(KILLS_HURRY="yes"):
+        here.again(message, "second")
+        with here.working(queues=["first", "second"] if here.kind == "redis" else ["second"], KILLS_HURRY="yes"):
             wait_until(
                 lambda: (found := here.record(message)) is not None and found.state == "done",
                 60,
                 lambda: f"the second run to finish:\n{here.story}\n{first.log}",
             )
-    except BaseException:
-        first.close()
-        raise
-    return first, message
+            yield first, message
 
 
 @CASES
@@ -57,9 +60,8 @@ def test_a_run_that_has_slept_through_its_lease_does_not_count(
     finishes before that, its result is not recorded, and its rows are not committed."""
     if broker == "rabbitmq":
         servers = replace(servers, rabbitmq=request.getfixturevalue("server"))
-    with world(servers, broker, store) as here:
-        first, message = _frozen(actor, here)
-        with contextlib.closing(first):
+    with world(servers, broker, store, ["first", "second"]) as here:
+        with _frozen(actor, here) as (first, message):
             (second,) = here.noted("taken-over")
             if finishes:
                 here.open()

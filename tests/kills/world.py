@@ -68,7 +68,7 @@ class Servers:
         if self.postgres:
             apply_schema(self.postgres)
             with psycopg.connect(self.postgres, autocommit=True) as connection:
-                connection.execute("CREATE TABLE IF NOT EXISTS effects (job text)")
+                connection.execute("CREATE TABLE IF NOT EXISTS effects (world text, job text)")
         return self
 
     def store(self, kind: str) -> str:
@@ -179,7 +179,8 @@ class World:
     def rows(self) -> Counter[str]:
         """How many rows each job has committed."""
         with psycopg.connect(self.servers.postgres, autocommit=True) as connection:
-            return Counter(job for (job,) in connection.execute("SELECT job FROM effects"))
+            mine = (self.environment["KILLS_NAMESPACE"],)
+            return Counter(job for (job,) in connection.execute("SELECT job FROM effects WHERE world = %s", mine))
 
     def record(self, message: Message[Any]) -> Record | None:
         """What the store knows of a message's key."""
