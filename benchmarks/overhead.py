@@ -130,6 +130,7 @@ def cases(successes: int, failures: int) -> list[Case]:
         Case(good, "stack", "stack, no SDK", 1.15),
         Case(good, "crash-on-fatal", "stack + CrashOnFatal()"),
         Case(good, "counting-crashes", "stack + CrashOnFatal(deliveries)"),
+        Case(good, "closed-breaker", "stack + CircuitBreaker, closed"),
         Case(good, "sampled-out", "stack, sampled out", 1.15, "00"),
         Case(good, "recorded", "stack, every span recorded", 1.5, "01"),
         Case(good, "recorded-and-counted", "stack, spans and metrics", None, "01"),

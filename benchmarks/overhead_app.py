@@ -56,6 +56,15 @@ def _crash_on_fatal(broker: dramatiq.Broker, counting: bool) -> None:
     install(broker, Classify(), JitterBackoff(), DeadLetter(stores.dead_letters), guard)
 
 
+def closed_breaker(broker: dramatiq.Broker) -> None:
+    """The stack and CircuitBreaker, before a downstream that is well."""
+    from dramatiq_guard import CircuitBreaker, Classify, DeadLetter, JitterBackoff, connect, install
+
+    stores = connect(URL)
+    breaker = CircuitBreaker(stores.breakers)
+    install(broker, Classify(), JitterBackoff(), DeadLetter(stores.dead_letters), breaker)
+
+
 def _guarded(broker: dramatiq.Broker, keys: str) -> None:
     from dramatiq_guard import Classify, DeadLetter, IdempotencyGuard, JitterBackoff, connect, install
 
@@ -117,6 +126,7 @@ SETUPS = {
     "stack": stack,
     "crash-on-fatal": crash_on_fatal,
     "counting-crashes": counting_crashes,
+    "closed-breaker": closed_breaker,
     "key": keyed,
     "message-id": keyed,
     "postgres-key": keyed_on_postgres,
@@ -130,6 +140,7 @@ SETUPS = {
 
 #: What the actor that succeeds is declared with.
 OPTIONS: dict[str, dict[str, Any]] = {
+    "closed-breaker": {"downstream": "payments"},
     "key": {"idempotency_key": "order:{number}"},
     "message-id": {"idempotent": True},
     "postgres-key": {"idempotency_key": "order:{number}"},

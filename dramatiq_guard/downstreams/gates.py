@@ -45,7 +45,7 @@ _SAID: Final = {
 class _Downstream:
     """One downstream, as this process knows it."""
 
-    __slots__ = ("changed", "gate", "meeting", "met", "mode", "name")
+    __slots__ = ("answers", "changed", "free", "gate", "meeting", "met", "mode", "name")
 
     def __init__(self, name: str, gate: Gate) -> None:
         self.name = name
@@ -53,6 +53,10 @@ class _Downstream:
         self.mode = gate.mode
         #: Held while the gate is asked or told something; whoever waits for a turn waits for it to be notified.
         self.changed = threading.Condition(threading.Lock())
+        #: The period in which messages go without asking; and one entry for each that was answered in it.  Neither takes
+        #: a lock: that is all that a downstream that is well costs a message.
+        self.free: int | None = None
+        self.answers: list[None] = []
         #: Whether this process has asked the store about it; held while it does.
         self.met = False
         self.meeting = threading.Lock()
@@ -95,6 +99,19 @@ class Gates:
         """End; the worker has shut down."""
         self._closed = True
         self._news.set()
+
+    def admitted(self, name: str) -> int | None:
+        """Whether messages go to a downstream without asking; gives what `answered` is to be told."""
+        downstream = self._known.get(name)
+        return None if downstream is None else downstream.free
+
+    def answered(self, name: str, period: int) -> None:
+        """Note that the downstream answered a message that was admitted without asking."""
+        downstream = self._known.get(name)
+        if downstream is not None and downstream.free == period:
+            downstream.answers.append(None)
+        else:
+            self.left(name, period, ok=True)
 
     def enter(self, name: str, *, again: bool, hurried: Callable[[], bool]) -> int:
         """Pass the gate of a downstream; it may take a moment.
@@ -156,7 +173,7 @@ class Gates:
         for downstream in list(self._known.values()):
             with downstream.changed:
                 now = clock.monotonic()
-                report = downstream.gate.ask(now) if downstream.met and downstream.gate.due(now) else None
+                report = self._ask(downstream, now) if downstream.met and downstream.gate.due(now) else None
             if report is not None:
                 self._exchange(downstream, report)
             next_at = min(next_at, downstream.gate.look_at)
@@ -175,9 +192,17 @@ class Gates:
             if downstream.met:
                 return
             with downstream.changed:
-                report = downstream.gate.ask(clock.monotonic())
+                report = self._ask(downstream, clock.monotonic())
             self._exchange(downstream, report)
             downstream.met = True
+
+    def _ask(self, downstream: _Downstream, now: int) -> Report:
+        answers = downstream.answers
+        times = len(answers)
+        if downstream.free is not None:
+            downstream.gate.answered(downstream.free, times)
+        del answers[:times]
+        return downstream.gate.ask(now)
 
     def _wait(self, downstream: _Downstream, since: int, hurried: Callable[[], bool]) -> Answer:
         gate = downstream.gate
@@ -209,6 +234,7 @@ class Gates:
             self._store_is_out = True
             with downstream.changed:
                 downstream.gate.lost(clock.monotonic())
+                downstream.free = downstream.gate.free
                 downstream.changed.notify_all()
             return
         if self._store_is_out:
@@ -216,6 +242,7 @@ class Gates:
             self.logger.warning("The store of CircuitBreaker answers again.")
         with downstream.changed:
             downstream.gate.learn(lease, clock.monotonic(), clock.uniform())
+            downstream.free = downstream.gate.free
             downstream.changed.notify_all()
         if lease.mode is not downstream.mode:
             downstream.mode = lease.mode

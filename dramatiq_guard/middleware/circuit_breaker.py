@@ -130,11 +130,13 @@ class CircuitBreaker(GuardMiddleware):
         if downstream is None:
             return proceed()
         gates = self.gates
-        period = gates.enter(
-            downstream,
-            again=bool(count(carrier_of(delivery.options).get("deferrals"))),
-            hurried=lambda: delivery.shutting_down,
-        )
+        period = gates.admitted(downstream)
+        if period is None:
+            period = gates.enter(
+                downstream,
+                again=bool(count(carrier_of(delivery.options).get("deferrals"))),
+                hurried=lambda: delivery.shutting_down,
+            )
         try:
             result = proceed()
         except BaseException as error:
@@ -143,7 +145,7 @@ class CircuitBreaker(GuardMiddleware):
                 failed = verdict.kind is Kind.RETRYABLE
                 gates.left(downstream, period, ok=not failed, retry_after=verdict.retry_after if failed else None)
             raise
-        gates.left(downstream, period, ok=True)
+        gates.answered(downstream, period)
         return result
 
     def _declare(self, actor: Actor[Any, Any]) -> None:

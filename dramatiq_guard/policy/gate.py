@@ -110,6 +110,11 @@ class Gate:
         """What the breaker does, as far as this process knows."""
         return self._lease.mode
 
+    @property
+    def free(self) -> int | None:
+        """The period in which messages are let through without asking; None while they need a token."""
+        return self._period if self._lease.mode.admits_freely else None
+
     def arrive(self, now: int, u: float, *, again: bool = False) -> Answer:
         """A message is about to run.
 
@@ -162,6 +167,16 @@ class Gate:
             return
         if not ok or self._lease.mode is Mode.OPEN:
             self._told_soon(now)
+
+    def answered(self, period: int, times: int) -> None:
+        """So many messages that were let through without asking were answered.
+
+        Parameters:
+          period(int): What `free` was when they were.
+          times(int): How many.
+        """
+        if period == self._period:
+            self._ok += times
 
     def due(self, now: int) -> bool:
         """Whether a report is due."""

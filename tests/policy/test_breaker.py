@@ -615,3 +615,19 @@ def test_an_outage_told_once() -> None:
     assert late <= 60
     assert max(waits) <= 60_000
     assert max(sum(attempts[at : at + 100]) for at in range(2_001, len(attempts))) <= 1.5 * 100
+
+
+def test_a_gate_lets_messages_through_without_asking_while_it_is_closed() -> None:
+    """They are counted in one sum; those of another period say nothing about this one."""
+    gate = Gate(4, 0)
+    period = gate.free
+    assert period is not None
+
+    gate.answered(period, 7)
+    gate.answered(period + 1, 5)
+    assert gate.ask(1_000).ok == 7
+
+    gate.learn(Lease(Mode.OPEN, 1_000, look=200), 1_000, 0.5)
+    assert gate.free is None
+    gate.answered(period, 3)
+    assert gate.ask(2_000).ok == 0
