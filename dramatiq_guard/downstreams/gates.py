@@ -53,8 +53,8 @@ class _Downstream:
         self.mode = gate.mode
         #: Held while the gate is asked or told something; whoever waits for a turn waits for it to be notified.
         self.changed = threading.Condition(threading.Lock())
-        #: The period in which messages go without asking; and one entry for each that was answered in it.  Neither takes
-        #: a lock: that is all that a downstream that is well costs a message.
+        #: The period in which messages go without asking; and one entry for each that was answered in it.  Neither
+        #: takes a lock: that is all that a downstream that is well costs a message.
         self.free: int | None = None
         self.answers: list[None] = []
         #: Whether this process has asked the store about it; held while it does.
