@@ -37,7 +37,11 @@ if (process.argv[2] === "work") {
     connection,
     concurrency: Number(process.env.STORM_THREADS),
   });
-  worker.on("error", (error) => console.error(error));
+  worker.on("error", (error) => {
+    console.error(error);
+    // Whoever started this is gone, and the server with it: it would be said for ever.
+    if (error.code === "ECONNREFUSED") process.exit(1);
+  });
   process.on("SIGTERM", () => worker.close().then(() => process.exit(0)));
 } else {
   const queue = new Queue("storm", { connection });
