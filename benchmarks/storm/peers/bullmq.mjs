@@ -37,18 +37,12 @@ if (process.argv[2] === "work") {
     connection,
     concurrency: Number(process.env.STORM_THREADS),
   });
-  // A server that is gone is gone for good: BullMQ would try again without a pause, and say so each time.
   worker.on("error", (error) => {
-    console.error(error.message);
+    console.error(error);
+    // Whoever started this is gone, and the server with it: it would be said for ever.
     if (error.code === "ECONNREFUSED") process.exit(1);
   });
-  process.on("SIGTERM", () => {
-    setTimeout(() => process.exit(1), 5000);
-    worker.close().then(() => process.exit(0));
-  });
-  // Nobody is left to measure.
-  const parent = process.ppid;
-  setInterval(() => process.ppid === parent || process.exit(1), 1000).unref();
+  process.on("SIGTERM", () => worker.close().then(() => process.exit(0)));
 } else {
   const queue = new Queue("storm", { connection });
   const options = { ...RETRIES[process.env.STORM_POLICY], removeOnComplete: true };
