@@ -42,7 +42,12 @@ if (process.argv[2] === "work") {
     // Whoever started this is gone, and the server with it: it would be said for ever.
     if (error.code === "ECONNREFUSED") process.exit(1);
   });
-  process.on("SIGTERM", () => worker.close().then(() => process.exit(0)));
+  process.on("SIGTERM", () => {
+    setTimeout(() => process.exit(1), 5000);
+    worker.close().then(() => process.exit(0));
+  });
+  const parent = process.ppid;
+  setInterval(() => process.ppid === parent || process.exit(1), 1000).unref();
 } else {
   const queue = new Queue("storm", { connection });
   const options = { ...RETRIES[process.env.STORM_POLICY], removeOnComplete: true };
