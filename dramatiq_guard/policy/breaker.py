@@ -241,7 +241,7 @@ _REPORTS = 500
 #: The longest wait between two reports while it is not closed.
 _LONGEST_LOOK = 2_000
 #: Growth of the rate per second: where nothing was learned; near what was learned; up to a limit; and around it.
-_UNKNOWN, _AT_FIRST, _TOWARDS, _AROUND = 0.8, 0.4, 0.10, 0.005
+_UNKNOWN, _AT_FIRST, _TOWARDS, _AROUND = 0.8, 0.4, 0.05, 0.005
 #: Up to this multiple of the rate that was learned the growth is faster.
 _NEAR = 1.2
 #: Milliseconds after which growth around the limit has doubled.
@@ -328,7 +328,7 @@ def _pass_time(limits: Limits, state: State, now: int) -> State:
     rate = state.rate
     if now - state.hungry_at < _SETTLE:
         rate *= 1 + _growth(state, now) * min(paid, 1_000) / 1000
-    full = max(1.0, rate * _look(limits, present) / 1000)
+    full = max(1.0, 1.5 * rate * _look(limits, present) / 1000)
     return replace(
         state,
         at=now,
@@ -376,7 +376,7 @@ def _count(limits: Limits, state: State, report: Report) -> State:
         state = replace(state, streak=0)
     if free:
         return replace(state, learned=state.learned.plus(report.ok, report.bad))
-    full = max(1.0, state.rate * _look(limits, state.present) / 1000)
+    full = max(1.0, 1.5 * state.rate * _look(limits, state.present) / 1000)
     level = min(full, state.level + report.unused) if state.mode is Mode.RECOVERING else state.level
     line = state.line_until
     if report.put_off and state.rate:
@@ -496,6 +496,9 @@ def _too_much(limits: Limits, state: State) -> State:
     # What fails now was let through a moment ago, at a lower rate than the present one.
     grown = 1 + _growth(state, state.at) * _SETTLE / 1000
     ceiling = _borne(state) / (1.0 if state.restart else grown)
+    if state.cut_from:
+        # What is turned away while a full queue drains says nothing new about the limit.
+        ceiling = max(ceiling, state.ceiling)
     rate = max(limits.slowest, state.rate / 2, _CUT * _borne(state) / grown if state.ceiling or state.restart else 0.0)
     return replace(
         state,

@@ -224,9 +224,10 @@ class Gate:
         self._tokens = lease.tokens
         # All that was wanted was granted: it is not the rate that limits, but how many may wait.
         self._eager = lease.tokens == self._wanted
-        self._gap = lease.look / max(1, lease.tokens)
+        wait = round(lease.look * (0.75 + 0.5 * u))
+        self._gap = wait / max(1, lease.tokens)
         self._next = now + u * self._gap if lease.tokens > 1 else now
-        self.look_at = now + round(lease.look * (0.75 + 0.5 * u))
+        self.look_at = now + wait
         if self._bad:
             self._told_soon(now)  # what failed while the report was under way
 

@@ -211,7 +211,7 @@ def test_near_the_limit_the_rate_grows_slowly_and_then_faster() -> None:
     near = recovering(rate=100.0, ceiling=100.0, at=75_000, cut_at=75_000)
     soon, _ = told(near, 75_100, wants=99, span=100)
     soon, _ = told(replace(near, hungry_at=75_000), 75_400, wants=99, span=100)
-    late, _ = told(replace(near, at=90_000, hungry_at=90_000), 90_400, wants=99, span=100)
+    late, _ = told(replace(near, at=85_000, hungry_at=85_000), 85_400, wants=99, span=100)
     below, _ = told(replace(near, rate=50.0, hungry_at=75_000), 75_400, wants=99, span=100)
     assert 1.0 < soon.rate / 100 < 1.005 < late.rate / 100 < below.rate / 50
 
@@ -219,7 +219,7 @@ def test_near_the_limit_the_rate_grows_slowly_and_then_faster() -> None:
 def test_failures_that_a_cut_does_not_cure_are_taken_for_usual() -> None:
     """A bad shard of four fails at any rate; the other three are not starved for it."""
     state, rates = recovering(usual=0.0), []
-    for tick in range(1, 60):
+    for tick in range(1, 150):
         state, _ = told(state, 70_000 + 200 * tick, ok=15, bad=5, wants=99, span=200)
         rates.append(state.rate)
     assert state.mode is Mode.RECOVERING
@@ -270,7 +270,7 @@ def test_tokens_that_were_not_used_come_back() -> None:
     assert (lease.tokens, state.level) == (10, 0.0)
     back, _ = told(state, 70_001, unused=4, span=1)
     assert back.level == pytest.approx(4, abs=0.2)
-    assert told(state, 70_001, unused=400, span=1)[0].level <= 21
+    assert told(state, 70_001, unused=400, span=1)[0].level <= 31
 
 
 def test_where_there_are_many_processes_each_asks_more_seldom() -> None:
@@ -396,7 +396,7 @@ def test_tokens_go_out_evenly() -> None:
     """A batch from the delay queue does not reach the downstream as a batch."""
     gate = leased(replace(PACED, tokens=4), waiting=6)
     went = [now for now in range(0, 200, 10) if gate.wait_over(now)]
-    assert went == [0, 50, 100, 150]
+    assert went == [0, 40, 80, 120]
     assert gate.waiting == 2
     assert gate.wake_at(100) == 150
 
@@ -405,7 +405,7 @@ def test_a_token_at_hand_admits_at_once() -> None:
     """A message waits only where there is none, or where others wait."""
     gate = leased(replace(PACED, tokens=2))
     assert gate.arrive(0, 0.5).move is Move.ADMIT
-    assert gate.wake_at(10) == 101
+    assert gate.wake_at(10) == 76
     assert gate.arrive(10, 0.5).move is Move.WAIT
     assert gate.arrive(150, 0.5).move is Move.WAIT
     assert gate.wait_over(150) is not None

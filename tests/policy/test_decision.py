@@ -286,3 +286,23 @@ def test_a_message_that_always_fails_is_retried_exactly_max_retries_times(
         )
     assert steps.count(Step.RETRY) == max_retries
     assert steps[-1] is Step.GIVE_UP
+
+
+@pytest.mark.parametrize(("asked", "waits"), [(1_234, 1_234), (-5, 0), (8 * 86_400_000, 7 * 86_400_000)])
+def test_a_deferral_may_be_exact(asked: int, waits: int) -> None:
+    """Whoever has spread the messages already wants no jitter on it; it is bounded like any other."""
+    verdict = replace(DEFERRED, delay=asked, exact=True)
+
+    decision = decide(verdict, Counts(), Limits(), Backoff(), 0.9)
+
+    assert decision.step is Step.DEFER
+    assert decision.delay is not None
+    assert decision.delay.milliseconds == waits
+    assert not decision.counted
+
+
+def test_a_verdict_may_have_a_reason_of_its_own() -> None:
+    """It is that of the dead letter."""
+    decision = decide(replace(PERMANENT, reason="key_reused"), Counts(), Limits(), Backoff(), 0.0)
+
+    assert (decision.step, decision.reason) == (Step.GIVE_UP, "key_reused")
