@@ -82,12 +82,11 @@ class Fleet:
 
     def lying(self) -> dict[str, Message[Any]]:
         """The messages that lie in the queue and the delay queue of a Redis, by the key of their job."""
-        with redis.Redis.from_url(self.url) as client:
-            bodies = [
-                body
-                for queue in (self.name, f"{self.name}.DQ")
-                for body in client.hvals(f"{self.name}:{queue}.msgs")  # type: ignore[union-attr]
-            ]
+        with redis.Redis.from_url(self.url) as client, client.pipeline(transaction=True) as both:
+            # At one moment: a message moves from one to the other.
+            for queue in (self.name, f"{self.name}.DQ"):
+                both.hvals(f"{self.name}:{queue}.msgs")
+            bodies = [body for found in both.execute() for body in found]
         messages = [Message.decode(body) for body in bodies]
         assert len({message.args[0] for message in messages}) == len(messages), f"twice in a queue: {messages}"
         return {message.args[0]: message for message in messages}
