@@ -185,7 +185,7 @@ def test_whatever_a_store_says_at_the_end_runs_nothing_again(
 def test_a_release_waits_at_the_barrier_so_that_nothing_is_parked(bench: Bench, store: Faulty) -> None:
     """A lease that ran out would look like a crash; the retry comes after the release, and finds the key free."""
 
-    @bench.actor(idempotent=True, on_crash="park", max_retries=1, lease=300, store_results=True, **FAST)
+    @bench.actor(idempotent=True, on_crash="park", max_retries=1, lease=2_400, store_results=True, **FAST)
     def work() -> int:
         if bench.note("run") == 1:
             store.out["release"] = FOR_EVER

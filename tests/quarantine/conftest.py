@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ class VirtualClock(clock.SystemClock):
     """
 
     def __init__(self) -> None:
+        #: Threads that tests before this one left behind: they are no part of it.
+        self.others = set(threading.enumerate()) - {threading.current_thread()}
         self.time = super().now()
         self.waits: list[int] = []
         self.meanwhile: Callable[[], object] = lambda: None
@@ -31,6 +34,8 @@ class VirtualClock(clock.SystemClock):
         return self.time
 
     def wait(self, event: Any, milliseconds: int) -> bool:
+        if threading.current_thread() in self.others:
+            return bool(event.wait(milliseconds / 1000))
         assert len(self.waits) < 10_000, "somebody waits for ever"
         self.waits.append(milliseconds)
         self.meanwhile()
