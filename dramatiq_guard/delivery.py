@@ -150,7 +150,7 @@ class Delivery:
         self.remembered: tuple[str, int | None] | None = None
         #: By the same: what the actor ended with is the failure of an earlier delivery, whose callback was told of it.
         self.replayed = False
-        #: Written by Classify.
+        #: Written by Classify; by IdempotencyGuard where the actor remembers the failure as its final answer.
         self.verdict: Verdict | None = None
         #: Written by JitterBackoff: what is to be done, and the copy that does it.
         self.decision: Decision | None = None

@@ -93,7 +93,8 @@ def enqueue_unique(
 
 
 def _held(delivery: Delivery) -> tuple[str, str] | None:
-    held = carrier_of(delivery.options).get(UNIQUE)
+    carrier = delivery.options.get(CARRIER)  # not a copy of it: this is asked at the end of every message
+    held = carrier.get(UNIQUE) if isinstance(carrier, dict) else None
     if isinstance(held, list) and len(held) == 2 and all(isinstance(each, str) for each in held):
         return held[0], held[1]
     return None
