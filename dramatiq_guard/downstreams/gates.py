@@ -171,9 +171,11 @@ class Gates:
         """
         next_at = clock.monotonic() + _NAP
         for downstream in list(self._known.values()):
+            if not downstream.met:
+                continue  # whoever meets it is asking
             with downstream.changed:
                 now = clock.monotonic()
-                report = self._ask(downstream, now) if downstream.met and downstream.gate.due(now) else None
+                report = self._ask(downstream, now) if downstream.gate.due(now) else None
             if report is not None:
                 self._exchange(downstream, report)
             next_at = min(next_at, downstream.gate.look_at)
@@ -252,5 +254,11 @@ class Gates:
     def _run(self) -> None:
         news = self._news
         while not self._closed:
-            clock.wait(news, self.report())
+            try:
+                next_in = self.report()
+            except Exception:
+                # Whatever it is: without this thread a breaker that is open would stay so for ever.
+                self.logger.exception("Reporting of the downstreams failed; it is tried again.")
+                next_in = _NAP
+            clock.wait(news, next_in)
             news.clear()

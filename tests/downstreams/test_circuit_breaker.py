@@ -192,6 +192,26 @@ def test_while_its_store_is_out_all_messages_go(bench: MakeBench, caplog: pytest
     wait_until(lambda: (known := store.read("payments")) is not None and known.mode is Mode.OPEN)
 
 
+def test_the_thread_that_reports_survives_whatever_happens(bench: MakeBench, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a breaker that is open would stay so for ever."""
+    here = bench()
+    gates, report = here.breaker.gates, here.breaker.gates.report
+    calls: list[None] = []
+
+    def broken() -> int:
+        calls.append(None)
+        if len(calls) == 1:
+            raise RuntimeError("what nobody thought of")
+        return report()
+
+    gates.report = broken  # type: ignore[method-assign]
+    with caplog.at_level(logging.ERROR, "dramatiq_guard.downstreams"):
+        here.work()
+        wait_until(lambda: len(calls) > 1)
+
+    assert "Reporting of the downstreams failed" in caplog.text
+
+
 # -- beside the idempotency guard ------------------------------------------------------------------------------------
 
 
