@@ -79,7 +79,7 @@ def test_crashes_are_started_again_and_a_clean_end_is_not(supervised, tmp_path):
         ("75", "not expected"),
         ("1", "not expected"),
         ("0", "expected"),
-    ]
+    ], log()
     assert log().count("spawned: 'worker'") == 4
     assert "EXITED" in status(tmp_path)
 

@@ -143,7 +143,11 @@ def test_a_stuck_job_is_said_with_its_stack(valkey) -> None:
         workers.send("innocent", "beside", 0)
         command.wait_log("100 ms past its time limit")
         workers.wait_noted("finished")
-        wait_until(lambda: "fault" in workers.lying() and not workers.held(), 20, workers.story)
+        wait_until(
+            lambda: "fault" in workers.lying() and not workers.held(),
+            20,
+            lambda: f"{workers.lying()}, {workers.held()} held; {workers.story()}",
+        )
 
         assert f"The job of message '{stuck.message_id}'" in command.log
         assert "in hanging" in command.log
@@ -156,8 +160,9 @@ def test_a_stuck_job_is_said_with_its_stack(valkey) -> None:
 def test_a_held_interpreter_ends_the_process(valkey) -> None:
     """Nothing in Python can: faulthandler does, with 1 and the stacks; it counts as a crash, and the rest goes on."""
     with fleet("redis", valkey.url, valkey.url, threads=2, held_after=2_500, max_crashes=1) as workers:
+        command = workers.start()
+        # Not before it is ready: a worker that ends while it boots can leave Dramatiq's master waiting for ever.
         sent = workers.send("faulty", "fault", "held")
-        command = workers.start(ready=False)
         assert 1 == command.wait(60)
         assert "hold_the_interpreter" in command.log
 

@@ -55,18 +55,17 @@ class Place:
 
     def workers(self, kill_at: str = "") -> Workers:
         """A worker process; it kills itself at a point."""
-        if not kill_at:
-            return Workers(APP, threads=1, env={**self.env, VARIABLE: ""})
-        # It may be dead before it says that it has booted, for which its master waits half a minute, silently.
-        quickly = ("--worker-fork-timeout", "1000")
-        return Workers(APP, threads=1, env={**self.env, VARIABLE: kill_at}, arguments=quickly, ready_within=0)
+        return Workers(APP, threads=1, env={**self.env, VARIABLE: kill_at})
 
-    def killed_at(self, point: str, message: dramatiq.Message[Any]) -> None:
-        """Have a worker take the message and die at a point, and see that it left the letter behind."""
+    def killed_at(self, point: str, key: str, *plan: str, **options: Any) -> dramatiq.Message[Any]:
+        """Have a worker take a job and die at a point, and see that it left the letter behind."""
         with self.workers(point) as workers:
+            # Not before it is ready: a worker that is killed while it boots can leave its master waiting for ever.
+            message = self.send(key, *plan, **options)
             assert workers.wait() != 0, "the point was not reached"
         assert [message.message_id] == [each.message_id for each in self.letters.page().letters]
         assert [message.message_id] == self.unsettled
+        return message
 
     def close(self) -> None:
         self.counts.close()
@@ -89,8 +88,7 @@ def place(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Place]:
 
 def test_a_message_that_succeeds_after_all_leaves_no_letter(place: Place) -> None:
     """It failed, its letter was written, the worker was killed; delivered again it succeeds."""
-    message = place.send("a", "fail", "succeed")
-    place.killed_at("after-letter", message)
+    message = place.killed_at("after-letter", "a", "fail", "succeed")
 
     with place.workers():
         wait_until(lambda: place.runs("a") == 2, 30, "the second delivery")
@@ -103,8 +101,7 @@ def test_a_message_that_succeeds_after_all_leaves_no_letter(place: Place) -> Non
 
 def test_a_message_that_dies_again_keeps_exactly_one_letter(place: Place) -> None:
     """The control: the second death is the same letter, and once the worker has left in peace it is settled."""
-    message = place.send("a", "fail", "fail")
-    place.killed_at("after-letter", message)
+    message = place.killed_at("after-letter", "a", "fail", "fail")
 
     with place.workers() as workers:
         wait_until(lambda: place.runs("a") == 2, 30, "the second delivery")
@@ -120,8 +117,7 @@ def test_a_message_that_dies_again_keeps_exactly_one_letter(place: Place) -> Non
 
 def test_a_message_that_is_retried_after_all_leaves_no_letter(place: Place) -> None:
     """It was given up, and the second time it meets an error that is worth a retry: it is not dead."""
-    message = place.send("a", "never", "fail", max_retries=1, min_backoff=600_000, max_backoff=600_000)
-    place.killed_at("after-letter", message)
+    place.killed_at("after-letter", "a", "never", "fail", max_retries=1, min_backoff=600_000, max_backoff=600_000)
 
     with place.workers():
         wait_until(lambda: place.runs("a") == 2, 30, "the second delivery")
