@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from hashlib import sha1
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
+from .. import clock
 from ..errors import StoreUnavailable
 from ..policy.breaker import Mode, State, Tally
+from .cells import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BREAKERS_KEPT", "BreakerStore", "changed", "decoded", "encoded"]
+__all__ = ["BREAKERS_KEPT", "BreakerStore", "changed", "decoded", "encoded", "kept_name"]
 
 T = TypeVar("T")
 
@@ -26,8 +30,18 @@ BREAKERS_KEPT: Final = 30 * 24 * 60 * 60 * 1000
 
 #: How often a change is begun again because somebody else was faster.
 _TRIES: Final = 50
+#: After so many of them it pauses, for chance milliseconds up to the longest: many meet an outage in one moment.
+_AT_ONCE: Final = 3
+_LONGEST_PAUSE: Final = 40
 
 _VERSION: Final = 1
+
+#: Characters of a downstream's name in a store; an index of PostgreSQL bears no more than 2704 bytes.
+_LONGEST_NAME: Final = 500
+#: No number of a record is beyond it.
+_MOST: Final = 2**53
+
+_NEVER: Final = Event()
 
 
 @runtime_checkable
@@ -77,6 +91,19 @@ class BreakerStore(Protocol):
         ...
 
 
+def kept_name(name: str) -> str:
+    """The name under which a store keeps a downstream: one that a message made may hold anything, and be of any length.
+
+    Parameters:
+      name(str): What the actor calls it.
+    """
+    name = clean(name)
+    if len(name) <= _LONGEST_NAME:
+        return name
+    told_apart = sha1(name.encode(), usedforsecurity=False).hexdigest()
+    return f"{name[: _LONGEST_NAME - len(told_apart) - 1]}…{told_apart}"
+
+
 def encoded(state: State) -> str:
     """A record as it is stored: ASCII."""
     known = {each.name: _plain(getattr(state, each.name)) for each in fields(state)}
@@ -86,18 +113,18 @@ def encoded(state: State) -> str:
 def decoded(text: str) -> State:
     """The record of what `encoded` wrote.
 
-    What another version of the library has written, and this one cannot read, counts as nothing known: a breaker learns
-    anew within seconds.  But an operator's word stays.
+    What another version of the library has written, and this one cannot read or reckon with, counts as nothing known: a
+    breaker learns anew within seconds.  But an operator's word stays.
     """
     try:
         found = json.loads(text)
-        mode = Mode(found["mode"])
-        if found["v"] == _VERSION:
-            values = {each.name: _typed(each.default, found[each.name]) for each in fields(State) if each.name in found}
-            return State(**{**values, "mode": mode})
-    except (ValueError, TypeError, KeyError):
+        version, mode = found["v"], Mode(found["mode"])
+    except (ValueError, TypeError, KeyError, RecursionError):
         return State()
-    return State(mode=mode, since=1) if mode in (Mode.FORCED_OPEN, Mode.FORCED_CLOSED) else State()
+    state = _state_of(found, mode) if version == _VERSION else None
+    if state is None:
+        return State(mode=mode, since=1) if mode in (Mode.FORCED_OPEN, Mode.FORCED_CLOSED) else State()
+    return state
 
 
 def changed(
@@ -114,7 +141,7 @@ def changed(
       change(Callable): As in `BreakerStore.update`.
     """
     text, now = read()
-    for _ in range(_TRIES):
+    for tried in range(1, _TRIES + 1):
         was = State() if text is None else decoded(text)
         state, answer = change(was, now)
         if text is not None and state == was:
@@ -122,6 +149,9 @@ def changed(
         done, text, now = swap(text, encoded(state))
         if done:
             return answer
+        if tried >= _AT_ONCE:
+            clock.wait(_NEVER, round(clock.uniform() * min(_LONGEST_PAUSE, tried)))
+            text, now = read()
     raise StoreUnavailable(f"others have changed the breaker {_TRIES} times meanwhile")
 
 
@@ -129,6 +159,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tally):
         return [value.ok, value.bad, value.ms]
     return value.value if isinstance(value, Mode) else value
+
+
+def _state_of(found: dict[str, Any], mode: Mode) -> State | None:
+    """The record that was written; ``None`` if it is none that the policy can reckon with."""
+    try:
+        values = {each.name: _typed(each.default, found[each.name]) for each in fields(State) if each.name in found}
+        state = State(**{**values, "mode": mode})
+    except (ValueError, TypeError, OverflowError):
+        return None
+    numbers = [each for each in values.values() if isinstance(each, int | float)]
+    for tally in (state.learned, state.recent, state.trial, state.present):
+        numbers += [tally.ok, tally.bad, tally.ms]
+    sound = all(0 <= number <= _MOST for number in numbers) and (mode is not Mode.RECOVERING or state.rate > 0)
+    return state if sound else None
 
 
 def _typed(default: Any, value: Any) -> Any:

@@ -17,7 +17,7 @@ from dramatiq_guard.stores.breakers import BreakerStore, changed, decoded, encod
 from dramatiq_guard.stores.connect import connect
 from dramatiq_guard.testing.private_server import free_port
 
-floats = st.floats(allow_nan=False, allow_infinity=False)
+floats = st.floats(1e-9, 2**53)
 states = st.builds(
     State,
     mode=st.sampled_from(Mode),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ... import clock
 from ...policy.breaker import State
-from ..breakers import decoded, encoded
+from ..breakers import decoded, encoded, kept_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ class MemoryBreakers:
         return f"<MemoryBreakers with {len(self._records)} records>"
 
     def update(self, name: str, change: Callable[[State, int], tuple[State, T]]) -> T:
+        name = kept_name(name)
         with self._lock:
             text = self._records.get(name)
             state, answer = change(State() if text is None else decoded(text), clock.now())
@@ -35,7 +36,7 @@ class MemoryBreakers:
             return answer
 
     def read(self, name: str) -> State | None:
-        text = self._records.get(name)
+        text = self._records.get(kept_name(name))
         return None if text is None else decoded(text)
 
     def names(self) -> tuple[str, ...]:
@@ -43,7 +44,7 @@ class MemoryBreakers:
 
     def forget(self, name: str) -> bool:
         with self._lock:
-            return self._records.pop(name, None) is not None
+            return self._records.pop(kept_name(name), None) is not None
 
     def ping(self) -> None:
         pass

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from ..breakers import BREAKERS_KEPT, changed, decoded
-from ..cells import clean
+from ..breakers import BREAKERS_KEPT, changed, decoded, kept_name
 from .connection import PostgresConnection, Queries
 from .schema import check_version
 
@@ -18,6 +18,9 @@ __all__ = ["PostgresBreakers"]
 
 T = TypeVar("T")
 
+#: After so many new downstreams a process removes those that nobody has reported to for long.
+_SWEEP: Final = 100
+
 
 class PostgresBreakers:
     """A `BreakerStore` on PostgreSQL.
@@ -29,24 +32,28 @@ class PostgresBreakers:
     def __init__(self, connection: PostgresConnection) -> None:
         self._connection = connection
         self._queries = Queries(connection.schema, file="breakers.sql")
+        self._added = count()
 
     def __repr__(self) -> str:
         return f"<PostgresBreakers at {self._connection.name}, schema {self._connection.schema}>"
 
     def update(self, name: str, change: Callable[[State, int], tuple[State, T]]) -> T:
-        name = clean(name)
+        name = kept_name(name)
 
         def swap(was: str | None, text: str) -> tuple[bool, str | None, int]:
             statement = self._queries["insert" if was is None else "swap"]
             asked = {"name": name, "record": text, "was": was}
-            if self._connection.change("changing a breaker", statement, asked):
-                return True, text, 0
-            return False, *self._look(name)
+            if not self._connection.change("changing a breaker", statement, asked):
+                return False, *self._look(name)
+            if was is None and next(self._added) % _SWEEP == 0:
+                kept = {"kept": BREAKERS_KEPT / 1000}
+                self._connection.change("removing old breakers", self._queries["sweep"], kept)
+            return True, text, 0
 
         return changed(lambda: self._look(name), swap, change)
 
     def read(self, name: str) -> State | None:
-        text, _ = self._look(clean(name))
+        text, _ = self._look(kept_name(name))
         return None if text is None else decoded(text)
 
     def names(self) -> tuple[str, ...]:
@@ -54,7 +61,7 @@ class PostgresBreakers:
         return tuple(name for (name,) in self._connection.rows("listing breakers", self._queries["names"], asked))
 
     def forget(self, name: str) -> bool:
-        asked = {"name": clean(name)}
+        asked = {"name": kept_name(name)}
         return self._connection.change("forgetting a breaker", self._queries["forget"], asked) > 0
 
     def ping(self) -> None:

@@ -15,3 +15,6 @@ SELECT name FROM {schema}.breakers WHERE at > clock_timestamp() - make_interval(
 
 -- forget -- One row.
 DELETE FROM {schema}.breakers WHERE name = %(name)s
+
+-- sweep -- Those that nobody has reported to for long; where names are made of messages there may be many.
+DELETE FROM {schema}.breakers WHERE at <= clock_timestamp() - make_interval(secs => %(kept)s)
