@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from ..policy.breaker import Mode, State, force
 from .output import as_json, console
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from ..stores.breakers import BreakerStore
 
 __all__ = ["breaker"]
+
+#: So many names are listed where one is not known.
+_NAMED = 20
 
 _broker_option = click.option(
     "--broker", "target", metavar="MODULE:BROKER", help="Take the store of this broker's CircuitBreaker."
@@ -52,7 +58,7 @@ def list_(*, url: str | None, prefix: str, schema: str, target: str | None, json
     for name, state in known:
         shown = _as_dict(name, state)
         rate = "" if shown["rate"] is None else f"{shown['rate']:.1f}/s"
-        table.add_row(name, shown["state"], shown["since"] or "", rate, f"{shown['learned']:.1f}/s")
+        table.add_row(Text(_printable(name)), shown["state"], shown["since"] or "", rate, f"{shown['learned']:.1f}/s")
     console().print(table)
 
 
@@ -62,9 +68,17 @@ def list_(*, url: str | None, prefix: str, schema: str, target: str | None, json
 @_broker_option
 def open_(name: str, *, url: str | None, prefix: str, schema: str, target: str | None) -> None:
     """Pause a downstream: its messages are put off, uncounted, until it is closed by hand."""
+    if not name:
+        raise click.UsageError("A downstream has a name: dramatiq-guard breaker list shows those that are known.")
     with _open(url, prefix, schema, target) as store:
+        known = store.read(name) is not None
         _force(store, name, Mode.FORCED_OPEN)
-    click.echo(f"{name} is paused. Let its messages go again by: dramatiq-guard breaker close {name}")
+    if not known:
+        click.echo(f"No worker has reported of {_printable(name)} yet: is that its name?", err=True)
+    click.echo(
+        f"{_printable(name)} is paused, which all workers know within seconds. "
+        f"Let its messages go again by: dramatiq-guard breaker close {shlex.quote(_printable(name))}"
+    )
 
 
 @breaker.command("close")
@@ -75,13 +89,19 @@ def open_(name: str, *, url: str | None, prefix: str, schema: str, target: str |
 def close(name: str, *, at_once: bool, url: str | None, prefix: str, schema: str, target: str | None) -> None:
     """Let a downstream's messages go again, paced as after an outage; then the breaker judges by itself."""
     with _open(url, prefix, schema, target) as store:
-        known = store.names()
-        if name not in known:
+        state = store.read(name)
+        if state is None:
+            names = [repr(each) for each in store.names()]
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             raise click.ClickException(
-                f"No downstream {name!r} is known here; there are: {', '.join(map(repr, known)) or 'none'}."
+                f"No downstream {name!r} is known here; there are: {', '.join(names[:_NAMED]) or 'none'}{more}."
             )
+        if state.mode is Mode.CLOSED:
+            # A downstream that is well is not to be throttled by this.
+            click.echo(f"{_printable(name)} is closed: its messages go already.")
+            return
         _force(store, name, Mode.CLOSED if at_once else Mode.RECOVERING)
-    click.echo(f"{name} is let go{' at once' if at_once else ' at the pace of a recovery'}.")
+    click.echo(f"{_printable(name)} is let go{' at once' if at_once else ' at the pace of a recovery'}.")
 
 
 @contextmanager
@@ -109,7 +129,13 @@ def _open(url: str | None, prefix: str, schema: str, target: str | None) -> Iter
 
 
 def _force(store: BreakerStore, name: str, mode: Mode) -> None:
-    store.update(name, lambda state, now: (force(state, mode, now), None))
+    # What an operator says goes for a Retry-After, too: who asked for it may be long back.
+    store.update(name, lambda state, now: (replace(force(state, mode, now), floor=0), None))
+
+
+def _printable(name: str) -> str:
+    """A name that a message made may hold what moves a terminal's cursor."""
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 def _as_dict(name: str, state: State) -> dict[str, Any]:
