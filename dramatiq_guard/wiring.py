@@ -76,6 +76,8 @@ class Stack:
         self.verdict: Callable[[Delivery, BaseException], Verdict] = (
             _plain_verdict if classifier is None else classifier.verdict
         )
+        #: Says for how long nothing is to be taken from a queue; ``None`` where nobody holds any.
+        self.hold: Callable[[str, int], int] | None = next((m.hold for m in middlewares if hasattr(m, "hold")), None)
         #: Takes secrets out of the text of an error; ``None`` where nobody asked for it.
         self.redact_text: Callable[[str], str] | None = next(
             (m.redaction.text for m in middlewares if hasattr(m, "redaction")), None

@@ -17,6 +17,8 @@ from .client import call
 
 URL = os.environ["STORM_URL"]
 QUEUE = "storm"
+#: Of their own, so that the other one is all for the downstream.
+WARM_UP_QUEUE = "storm-warm-up"
 
 
 def stock(broker: dramatiq.Broker) -> None:
@@ -62,7 +64,7 @@ def work(job: int, shard: int, bad: int) -> None:
     call(job, shard, bad)
 
 
-@dramatiq.actor(queue_name=QUEUE)
+@dramatiq.actor(queue_name=WARM_UP_QUEUE)
 def warm(job: int) -> None:
     """A request before the storm."""
     call(job, 0, 0)

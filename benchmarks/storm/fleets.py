@@ -25,6 +25,8 @@ __all__ = ["ROOT", "Dramatiq", "Fleet", "environment", "fleet"]
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUE = "storm"
+#: Dramatiq's requests before the storm have one of their own, so that the other is all for the downstream.
+WARM_UP_QUEUE = "storm-warm-up"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -72,14 +74,17 @@ class Dramatiq:
         self.command += ["--worker-shutdown-timeout", "10000"]
         self._broker = RedisBroker(url=url, middleware=[])
         self._broker.declare_queue(QUEUE)
+        self._broker.declare_queue(WARM_UP_QUEUE)
         self._stores = connect(url)
 
     def send(self, job: int, shard: int, bad: int) -> None:
-        actor, args = ("warm", (job,)) if job < 0 else ("work", (job, shard, bad))
-        self._broker.enqueue(Message(queue_name=QUEUE, actor_name=actor, args=args, kwargs={}, options={}))
+        queue, actor, args = (WARM_UP_QUEUE, "warm", (job,)) if job < 0 else (QUEUE, "work", (job, shard, bad))
+        self._broker.enqueue(Message(queue_name=queue, actor_name=actor, args=args, kwargs={}, options={}))
 
     def idle(self) -> bool:
-        return not any(self._broker.client.hlen(f"dramatiq:{queue}.msgs") for queue in (QUEUE, f"{QUEUE}.DQ"))
+        return not any(
+            self._broker.client.hlen(f"dramatiq:{each}.msgs") for each in (QUEUE, f"{QUEUE}.DQ", WARM_UP_QUEUE)
+        )
 
     def left(self) -> tuple[set[int], set[int]] | None:
         dead, cursor = self._jobs(f"{QUEUE}.XQ"), None

@@ -35,6 +35,7 @@ _BEFORE = 20_000
 @click.option("--latency", type=click.IntRange(1), default=20, show_default=True, help="Milliseconds of a request.")
 @click.option("--processes", type=click.IntRange(1), default=4, show_default=True, help="Worker processes.")
 @click.option("--threads", type=click.IntRange(1), default=8, show_default=True, help="Threads of each.")
+@click.option("--shared-queue", is_flag=True, help="Its messages share a queue with others, which cannot be held.")
 @click.option("--permanent", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Share of bad jobs.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the random numbers.")
 @click.option(
@@ -57,6 +58,7 @@ def simulate(
     latency: int,
     processes: int,
     threads: int,
+    shared_queue: bool,
     permanent: float,
     seed: int,
     policies: tuple[str, ...],
@@ -93,6 +95,7 @@ def simulate(
         latency=latency,
         processes=processes,
         threads=threads,
+        own_queue=not shared_queue,
         permanent=permanent,
         seed=seed,
     )

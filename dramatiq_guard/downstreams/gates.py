@@ -35,9 +35,9 @@ _NAP: Final = 1_000
 #: What the log says of a downstream that comes into a mode.
 _SAID: Final = {
     Mode.CLOSED: "is well: its messages go freely",
-    Mode.OPEN: "fails: its messages are put off, and a probe is sent now and then",
+    Mode.OPEN: "fails: its messages are held back, and a probe is sent now and then",
     Mode.RECOVERING: "answers again: its messages come back at a pace that it bears",
-    Mode.FORCED_OPEN: "is paused by an operator: its messages are put off",
+    Mode.FORCED_OPEN: "is paused by an operator: its messages are held back",
     Mode.FORCED_CLOSED: "is let alone by an operator: its messages go freely, whatever happens",
 }
 
@@ -143,6 +143,24 @@ class Gates:
             return answer.period
         telemetry.breaker_passed(name, mode.value, admitted=False)
         raise HeldBack(f"downstream {name!r} is {mode.value}", delay=answer.delay)
+
+    def hold(self, name: str, taken: int) -> int:
+        """Whether nothing more is to be taken from a queue whose messages all go to one downstream.
+
+        Parameters:
+          name(str): The downstream.
+          taken(int): How many were taken from the queue, and have not passed the gate yet.
+
+        Returns:
+          int: Milliseconds until it is to be asked again; 0 if the next one may be taken.
+        """
+        downstream = self._known.get(name)
+        if downstream is None or not downstream.met:
+            if not taken:
+                return 0  # nobody is asked before there is a message
+            downstream = downstream or self._add(name)
+            self._meet(downstream)
+        return 0 if downstream.free is not None else downstream.gate.hold(taken)
 
     def left(self, name: str, period: int, *, ok: bool, retry_after: int | None = None) -> None:
         """Tell a gate how it ended.

@@ -4,8 +4,8 @@ The life of a message in it:
 
 1. Its actor names the downstream that it calls (``downstream="payments"``).  While that is well, the message passes,
    and its outcome is counted in the process; now and then the process reports to the store that all processes share.
-2. When too much fails, the breaker opens for all processes: the message is put off, which counts as no attempt, and one
-   message now and then goes through as a probe.
+2. When too much fails, the breaker opens for all processes: the message stays in its queue, if that is all for this
+   downstream, or else is put off, which counts as no attempt; and one message now and then goes through as a probe.
 3. When a probe succeeds, messages come back at the rate that the downstream did before the outage, faster as long as it
    bears it, slower as soon as it does not.
 4. When nobody has to wait any more, the breaker is closed.
@@ -24,7 +24,9 @@ from ..delivery import carrier_of, count
 from ..downstreams.gates import Gates
 from ..errors import SetupError
 from ..policy.breaker import Limits
+from ..policy.gate import waiting_room
 from ..policy.verdict import Kind
+from ..settle.letterbox import LETTER_ACTOR
 from .base import GuardMiddleware
 
 if TYPE_CHECKING:
@@ -92,6 +94,9 @@ class CircuitBreaker(GuardMiddleware):
         )
         self._complained: set[str] = set()
         self._downstreams: dict[str, Any] = {}
+        #: The queues whose messages all go to one downstream; made when it is first asked for.
+        self._queues: dict[str, str] | None = None
+        self._broker: Broker | None = None
 
     @property
     def actor_options(self) -> set[str]:
@@ -101,15 +106,17 @@ class CircuitBreaker(GuardMiddleware):
         super().before_declare_actor(broker, actor)
         # Here, where an error stops the declaration: after it Dramatiq swallows them.
         self._declare(actor)
+        self._queues = None
 
     def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
         super().after_declare_actor(broker, actor)
         self._declare(actor)
+        self._queues = None
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
         super().before_worker_boot(broker, worker)
-        threads = self.waiting_threads or max(1, int(getattr(worker, "worker_threads", 8)) // 2)
-        self.gates.start(threads)
+        self._broker = broker
+        self.gates.start(self.waiting_threads or waiting_room(int(getattr(worker, "worker_threads", 8))))
 
     def after_consumer_thread_boot(self, broker: Broker, thread: ConsumerThread) -> None:
         super().after_consumer_thread_boot(broker, thread)
@@ -137,6 +144,8 @@ class CircuitBreaker(GuardMiddleware):
                 again=bool(count(carrier_of(delivery.options).get("deferrals"))),
                 hurried=lambda: delivery.shutting_down,
             )
+            consumer: Any = delivery.consumer
+            consumer.passed(delivery)
         try:
             result = proceed()
         except BaseException as error:
@@ -147,6 +156,29 @@ class CircuitBreaker(GuardMiddleware):
             raise
         gates.answered(downstream, period)
         return result
+
+    def hold(self, queue_name: str, taken: int) -> int:
+        """For how many milliseconds nothing more is to be taken from a queue; asked by its consumer.
+
+        Parameters:
+          queue_name(str): The queue.
+          taken(int): How many messages were taken from it that have neither gone through nor ended yet.
+        """
+        queues = self._queues
+        if queues is None:
+            queues = self._queues = self._queues_of_one_downstream()
+        downstream = queues.get(queue_name)
+        return 0 if downstream is None else self.gates.hold(downstream, taken)
+
+    def _queues_of_one_downstream(self) -> dict[str, str]:
+        """The queues whose messages all go to the same downstream, and which one that is."""
+        found: dict[str, set[Any]] = {}
+        for actor in [] if self._broker is None else list(self._broker.actors.values()):
+            # A letter that travels since its store is out is safe where it is, and may wait with the others.
+            if actor.actor_name != LETTER_ACTOR:
+                found.setdefault(actor.queue_name, set()).add(self._downstreams.get(actor.actor_name))
+        alone = {queue_name: next(iter(names)) for queue_name, names in found.items() if len(names) == 1}
+        return {queue_name: name for queue_name, name in alone.items() if isinstance(name, str)}
 
     def _declare(self, actor: Actor[Any, Any]) -> None:
         downstream = actor.options.get("downstream")

@@ -4,7 +4,9 @@ While the breaker is closed the gate lets everything through, and counts.  It re
 something fails.  While it is not, a message needs a token; the gate holds those of its last lease, and hands them out
 evenly over the time until the next one, so that a batch that the delay queue delivers at once goes out at the rate all
 the same.  A message for which there is none waits in its thread if there is room, and else is put off, to a place
-behind those that were put off before: what comes back, comes back at the rate of the recovery.
+behind those that were put off before: what comes back, comes back at the rate of the recovery.  From a queue whose
+messages all go to the same downstream no more is taken than may wait (`Gate.hold`): the rest stays at the broker, in
+its order, and next to nothing is put off.
 
 Whoever has the gate does the rest: one thread at a time calls `ask`, gives the report to the store, and gives the
 answer to `learn`; a store that is out is told by `lost`, and then everything is let through.
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 
 from .breaker import Lease, Mode, Report
 
-__all__ = ["Answer", "Gate", "Move"]
+__all__ = ["Answer", "Gate", "Move", "waiting_room"]
 
 #: The shortest time between two reports.
 _SHORTEST = 50
@@ -29,6 +31,22 @@ _MANY = 4
 _ROOM = 1_000
 #: Milliseconds until a store that was out is asked again.
 _STORE_OUT = 1_000
+#: Milliseconds until it is asked again whether a queue is still held, while messages have their turns, and while none.
+_HOLD, _HOLD_LONG = 10, 50
+#: A message of a queue that is held is put off for this share of the time that others are: there are few of them.
+_SOONER = 0.2
+
+
+def waiting_room(threads: int) -> int:
+    """How many threads of a process may wait for one downstream: half of them, so that others get on.
+
+    Parameters:
+      threads(int): The worker threads of the process.
+
+    Returns:
+      int: How many of them may wait.
+    """
+    return max(1, threads // 2)
 
 
 class Move(enum.Enum):
@@ -80,7 +98,7 @@ class Gate:
             "_retry_after",
             "_tail",
         ),
-        *("_tokens", "asking", "look_at", "reported_at", "room", "waiting"),
+        *("_tokens", "asking", "held", "look_at", "reported_at", "room", "waiting"),
     )
 
     def __init__(self, room: int, now: int) -> None:
@@ -92,6 +110,8 @@ class Gate:
         self.reported_at = now
         #: A report is under way.
         self.asking = False
+        #: There is a queue that is held, rather than that its messages are put off.
+        self.held = False
         self._lease = Lease(Mode.CLOSED, 0)
         # Counts up with each period, so that outcomes find theirs even after the store was out.
         self._period = 0
@@ -136,6 +156,21 @@ class Gate:
                 self._hurry(now)
             return Answer(Move.WAIT)
         return self._put(now, u)
+
+    def hold(self, taken: int) -> int:
+        """Whether nothing more is to be taken from a queue whose messages all go to this downstream.
+
+        Parameters:
+          taken(int): How many were taken from it, and have not gone through yet.
+
+        Returns:
+          int: Milliseconds until it is to be asked again; 0 if the next one may be taken.
+        """
+        self.held = True
+        mode = self._lease.mode
+        if mode.admits_freely or max(taken, self.waiting) < self._room(again=False):
+            return 0
+        return _HOLD if mode is Mode.RECOVERING else _HOLD_LONG
 
     def wait_over(self, now: int) -> Answer | None:
         """Whether the message that has waited longest may run now; None if it has to wait on."""
@@ -224,9 +259,10 @@ class Gate:
         self._tokens = lease.tokens
         # All that was wanted was granted: it is not the rate that limits, but how many may wait.
         self._eager = lease.tokens == self._wanted
-        wait = round(lease.look * (0.75 + 0.5 * u))
+        wait = round(lease.look * (0.9 + 0.2 * u))
         self._gap = wait / max(1, lease.tokens)
-        self._next = now + u * self._gap if lease.tokens > 1 else now
+        # As far behind the last one of the lease before as behind each other: leases show in no burst.
+        self._next = min(max(self._next, float(now)), now + self._gap)
         self.look_at = now + wait
         if self._bad:
             self._told_soon(now)  # what failed while the report was under way
@@ -266,7 +302,7 @@ class Gate:
 
     def _put(self, now: int, u: float) -> Answer:
         lease = self._lease
-        delay = round(lease.soonest + u * (lease.latest - lease.soonest))
+        delay = round(lease.soonest + u * (lease.latest - lease.soonest) * (_SOONER if self.held else 1))
         if lease.apart:
             self._tail += lease.apart
             if self._tail <= now + lease.latest:

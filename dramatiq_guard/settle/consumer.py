@@ -51,16 +51,27 @@ class GuardedConsumer(Consumer):
         #: When it was last asked for a message, and whether the broker has answered since it was opened; see `health`.
         self.polled_at = clock.monotonic()
         self.in_touch = False
+        #: Who may hold the queue, and what it has to know: the messages taken that have neither passed nor ended.
+        self.hold = None if host.delay_consumer(queue_name) else stack.hold
+        self.taken: set[str] = set()
 
     def __next__(self) -> MessageProxy | None:
         if self.stack.draining:
             self.idle()
             return None
         self.polled_at = clock.monotonic()
+        hold = self.hold
+        # Not before the broker has answered once, by which others know that it is there.
+        if hold is not None and self.in_touch and (pause := hold(self.queue_name, len(self.taken))):
+            self.pause(pause)
+            return None
         message: MessageProxy | None = next(self.inner)
         self.in_touch = True
         if message is not None:
-            stamp(message, self).stack = self.stack
+            delivery = stamp(message, self)
+            delivery.stack = self.stack
+            if hold is not None:
+                self.taken.add(delivery.message_id)
         return message
 
     def ack(self, message: MessageProxy) -> None:
@@ -94,6 +105,14 @@ class GuardedConsumer(Consumer):
         """Fetch nothing, since the worker ends; what keeps the connection alive goes on."""
         self.drained = True
         clock.wait(_NEVER, 50)
+
+    def pause(self, milliseconds: int) -> None:
+        """Fetch nothing for a moment, since the queue is held; what keeps the connection alive goes on."""
+        clock.wait(_NEVER, milliseconds)
+
+    def passed(self, delivery: Delivery) -> None:
+        """A message has gone through where those of its queue are held."""
+        self.taken.discard(delivery.message_id)
 
     def hand_back(self, messages: list[MessageProxy]) -> int:
         """Return messages that were fetched to the head of their queue, in their order.
@@ -168,6 +187,8 @@ class GuardedConsumer(Consumer):
     def forget(self, delivery: Delivery) -> None:
         """Let go of the error, which holds frames, and of the thread's current delivery."""
         delivery.error = delivery.result = None
+        if self.hold is not None:
+            self.taken.discard(delivery.message_id)
         if peek() is delivery:
             enter(None)
 

@@ -71,6 +71,7 @@ class RabbitmqConsumer(GuardedConsumer):
         if copy is Copy.NEW:
             return message
         self.logger.info("Message %r was delivered again: it is %s.", delivery.message_id, copy.value)
+        self.passed(delivery)
         if copy is Copy.ENDED:
             self.stack.settler.post_process(None, delivery.message)
         elif copy is Copy.ACKED:
@@ -115,6 +116,9 @@ class RabbitmqConsumer(GuardedConsumer):
             _reachably(self.inner.channel.cancel)
             self.drained = True
         _reachably(partial(self.inner.connection.process_data_events, time_limit=0.05))
+
+    def pause(self, milliseconds: int) -> None:
+        _reachably(partial(self.inner.connection.process_data_events, time_limit=milliseconds / 1000))
 
     def hand_back(self, messages: list[MessageProxy]) -> int:
         back = 0

@@ -57,6 +57,7 @@ class Scenario:
       shards(int): Among how many downstreams the capacity is divided.
       bad_shards(int): How many of them the phases befall.
       herd(int): Jobs that arrive at the very beginning, all at once.
+      own_queue(bool): The queue is all for this downstream, so that it can be held; else messages are put off.
       delivery_step(int): The delay queue delivers what is due in batches, so far apart.
       seed(int): Of the random numbers.
     """
@@ -74,6 +75,7 @@ class Scenario:
     shards: int = 1
     bad_shards: int = 1
     herd: int = 0
+    own_queue: bool = True
     delivery_step: int = 300
     seed: int = 1
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from ..policy.breaker import Limits
-from ..policy.gate import Answer, Gate, Move
+from ..policy.gate import Answer, Gate, Move, waiting_room
 from .downstream import Downstream
 from .policies import Oracle, Policy, Shared, Sharing, Unpaced
 from .scenario import STEP
@@ -80,7 +80,7 @@ class _Process:
     def __init__(self, threads: int, store: Shared | None) -> None:
         self.free = threads
         self.store = store
-        self.gate = Gate(threads - max(1, threads // 8), 0)
+        self.gate = Gate(waiting_room(threads), 0)
         self.waiting: deque[Job] = deque()
         self.wakes = -1
 
@@ -172,7 +172,7 @@ class _World:
         processes = self.processes
         for _ in range(len(processes)):
             self.turn = (self.turn + 1) % len(processes)
-            if processes[self.turn].free:
+            if self._takes(processes[self.turn]):
                 self._begin(processes[self.turn], job)
                 return
         self.queue.append(job)
@@ -205,8 +205,18 @@ class _World:
         process.free += 1
         if self.taking:
             return  # further up the stack this is done anyway
+        self._take(process)
+
+    def _takes(self, process: _Process) -> bool:
+        """Whether a process takes another job: it has a thread for it, and its gate does not hold the queue."""
+        if not process.free:
+            return False
+        held = process.store is not None and self.scenario.own_queue
+        return not (held and process.gate.hold(len(process.waiting)))
+
+    def _take(self, process: _Process) -> None:
         self.taking = True
-        while self.queue and process.free:
+        while self.queue and self._takes(process):
             self._begin(process, self.queue.popleft())
         self.taking = False
 
@@ -232,6 +242,8 @@ class _World:
         process.wakes = -1
         self._exchange(process, now)
         self._release(process, now)
+        if not self.taking:
+            self._take(process)
         self._wake(process, now)
 
     def _release(self, process: _Process, now: int) -> None:

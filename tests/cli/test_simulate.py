@@ -27,6 +27,18 @@ def test_the_figures_are_to_be_had_as_json(call):
     assert entry["scenario"]["name"] == "flapping"
 
 
+def test_a_queue_that_cannot_be_held_puts_its_messages_off(call):
+    """One that others share; with a queue of its own next to nothing is."""
+    put_offs = []
+    for more in ((), ("--shared-queue",)):
+        outcome = call(*NUMBERS, "--policy", "guard", "--json", *more)
+        (entry,) = outcome.document
+        assert entry["figures"]["undone"] == 0
+        put_offs.append(entry["figures"]["put_offs"])
+
+    assert 5 * put_offs[0] < put_offs[1]
+
+
 def test_a_picture_is_written(call, tmp_path):
     """In the format of its suffix."""
     outcome = call(*NUMBERS, "--policy", "guard", "--picture", str(tmp_path / "storm.svg"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dramatiq_guard.policy.breaker import Lease, Limits, Mode, Report, State, Tally, force, step
-from dramatiq_guard.policy.gate import Gate, Move
+from dramatiq_guard.policy.gate import Gate, Move, waiting_room
 
 LIMITS = Limits()
 #: Closed for a minute, at 100 answers per second.
@@ -390,6 +390,29 @@ def test_an_open_gate_keeps_one_message_to_probe_with() -> None:
 def test_a_paused_gate_keeps_nobody_waiting() -> None:
     """No thread is blocked for an operator's sake."""
     assert leased(replace(OPEN, mode=Mode.FORCED_OPEN)).arrive(0, 0.0).move is Move.PUT_OFF
+
+
+def test_a_queue_is_held_beyond_those_that_may_wait() -> None:
+    """While it is open for all but the one that probes, while it recovers for what the room is for, else never."""
+    assert leased(Lease(Mode.CLOSED, 3, look=5_000)).hold(100) == 0
+    assert [leased(OPEN).hold(taken) > 0 for taken in (0, 1)] == [False, True]
+    assert leased(replace(OPEN, mode=Mode.FORCED_OPEN)).hold(0) > 0
+    assert [leased(PACED, room=8).hold(taken) > 0 for taken in (5, 6)] == [False, True]
+    assert leased(PACED, room=8, waiting=6).hold(0) > 0, "those of another queue count, too"
+    assert 0 < leased(PACED).hold(8) < leased(OPEN).hold(1), "sooner where they have their turns"
+
+
+def test_what_probes_for_a_held_queue_is_back_sooner() -> None:
+    """There is one at a time, so nobody is trampled; and after a long outage it does not come back last."""
+    gate = leased(OPEN)
+    gate.hold(0)
+    gate.arrive(0, 0.5)
+    assert gate.give_up(2_000, 0.5).delay == 1_500
+
+
+def test_a_process_lets_half_of_its_threads_wait() -> None:
+    """The others do other work."""
+    assert [waiting_room(threads) for threads in (1, 2, 3, 24)] == [1, 1, 1, 12]
 
 
 def test_tokens_go_out_evenly() -> None:

@@ -72,10 +72,11 @@ def test_the_oracle_is_the_limit() -> None:
     assert figures.amplification == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.parametrize("own_queue", [True, False])
 @pytest.mark.parametrize("name", TROUBLES)
-def test_no_trouble_starves_anybody(name: str) -> None:
+def test_no_trouble_starves_anybody(name: str, own_queue: bool) -> None:
     """Every good job is done in the end, and a bad one does not take more attempts than a good one."""
-    figures = run(trouble(SMALL, name), "guard").figures
+    figures = run(replace(trouble(SMALL, name), own_queue=own_queue), "guard").figures
     assert figures.undone == 0
     assert figures.amplification is not None
     assert figures.amplification < 1.5
