@@ -1,4 +1,4 @@
-"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`; for longer, `bench_peers`, `settlement_matrix`.
+"""What can be run here, by name: `tests`, `demo`, `lint`, `bench`; for longer, `bench_storm`, `bench_peers` and others.
 
 Run as a script it needs nothing but Python with venv: `python3 noxfile.py tests` makes a virtual environment of its
 own with nox in it (`.nox/_nox`), and goes on as `nox -s tests`.  Where nox or uv is at hand, `nox -s tests` and
@@ -79,6 +79,18 @@ def _lint(session: nox.Session) -> None:
     session.run("mypy")
 
 
+def _storm(session: nox.Session, *how: str, pictures: bool = False) -> None:
+    """Real workers in a storm, the simulation of the same, and whether it says what they made of it."""
+    results = Path(session.create_tmp()).resolve()
+    real, simulated = str(results / "real.json"), str(results / "simulated.json")
+    drawn = [["--pictures", str(results / name)] if pictures else [] for name in ("real", "simulated")]
+    session.run("python", "-m", "benchmarks.storm", *how, "--json", real, *drawn[0])
+    session.run("python", "benchmarks/simulate.py", "--like", real, "--json", simulated, *drawn[1])
+    session.run("python", "-m", "benchmarks.agreement", real, simulated)
+    if pictures:
+        session.log(f"pictures and what was measured are in {results}")
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """All checks and all tests, with coverage; with arguments for pytest, those tests alone."""
@@ -115,7 +127,14 @@ def bench(session: nox.Session) -> None:
     if not session.posargs:
         session.run("python", "benchmarks/idempotency.py", "--quick", "--without-powertools")
         session.run("python", "benchmarks/simulate.py", "--quick")
-        session.run("python", "-m", "benchmarks.storm", "--quick")
+        _storm(session, "--quick")
+
+
+@nox.session
+def bench_storm(session: nox.Session) -> None:
+    """Every storm three times, simulated like it, and whether both agree; two hours, pictures in .nox."""
+    _install(session, "all", "test")
+    _storm(session, *(session.posargs or ["--full", "--rounds", "3"]), pictures=True)
 
 
 @nox.session

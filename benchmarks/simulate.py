@@ -1,10 +1,12 @@
 """A downstream's outage, simulated: what each policy makes of it, with the very policy code that workers run.
 
-    python benchmarks/simulate.py [--quick | --full] [--json FILE] [--pictures DIRECTORY]
+    python benchmarks/simulate.py [--quick | --full | --like REAL.json] [--json FILE] [--pictures DIRECTORY]
 
 Without an option: every policy at C = 100/s with 1 000 workers and three costs of rejection, and ours at C = 1 000/s
 with 10 000 workers in 100 processes, in every kind of trouble, and with a herd of 10 000 failures at once.  `--quick`
 leaves out what takes long, `--full` runs ours with ten seeds.  The exit code is 1 where a target is missed.
+`--like` simulates what real workers went through in ``python -m benchmarks.storm --json REAL.json`` instead, and holds
+nothing against it: that is what ``python -m benchmarks.agreement REAL.json SIMULATED.json`` does.
 
 What happens is in `dramatiq_guard.simulation`, which `dramatiq-guard simulate` shares.
 """
@@ -21,14 +23,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from rich.console import Console
 
+from benchmarks.storm import simulated
+from benchmarks.storm.results import Unreadable, read
 from dramatiq_guard.simulation import comparison
 from dramatiq_guard.simulation.policies import POLICIES
 from dramatiq_guard.simulation.scenario import TROUBLES, Phase, Scenario, herd, trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 COSTS = (0.0, 0.1, 0.3)
 #: Policies that overload the downstream for good where rejections cost: their runs are long, and show one thing.
@@ -85,16 +91,19 @@ def _run(plan: Plan) -> comparison.Run:
     return comparison.run(plan[1], POLICIES[plan[2]])
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run it all; 0 where every target is met."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="under a minute")
     size.add_argument("--full", action="store_true", help="ten seeds of the large runs")
+    size.add_argument("--like", type=Path, metavar="REAL.json", help="the cases of a run of benchmarks.storm")
     parser.add_argument("--json", type=Path, help="write what was found here")
     parser.add_argument("--pictures", type=Path, help="draw one picture a table into this directory")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.like is not None:
+        return _like(options, parser)
     planned = list(plans(quick=options.quick, seeds=10 if options.full else 3))
     began = time.monotonic()
     console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
@@ -115,6 +124,38 @@ def main() -> int:
     for problem in problems:
         console.print(f"MISSED {problem}")
     return 1 if problems else 0
+
+
+def _like(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        results = read(options.like)
+    except Unreadable as unreadable:
+        parser.error(str(unreadable))
+    cases = simulated.cases(results.values())
+    if not cases:
+        policies = ", ".join(sorted({result.policy for result in results.values()})) or "none"
+        parser.error(f"nothing in {options.like} can be simulated: its policies are {policies}")
+    with ProcessPoolExecutor(options.jobs) as pool:
+        each_of = pool.map if options.jobs > 1 else map
+        runs = list(each_of(simulated.run, [case for rounds in cases for case in rounds]))
+    grouped = [[runs.pop(0) for _ in rounds] for rounds in cases]
+    console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
+    middle = [simulated.middle(rounds) for rounds in grouped]
+    for title, group in groupby(middle, key=_scenario):
+        alike = list(group)
+        console.print(comparison.table(alike, title))
+        if options.pictures is not None:
+            _draw(alike, options.pictures, title)
+    console.print(f"{len(cases)} of {len(results)} cases of {options.like}, each the middle of {len(cases[0])} seeds")
+    if options.json is not None:
+        document = {"like": options.like.name, "rounds": len(cases[0])}
+        document["runs"] = [simulated.document(rounds, each) for rounds, each in zip(cases, grouped, strict=True)]
+        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+def _scenario(run: comparison.Run) -> str:
+    return f"{run.scenario.name}, rejection cost {run.scenario.rejection_cost:g}: as real workers went through it"
 
 
 def _draw(runs: list[comparison.Run], directory: Path, title: str) -> None:

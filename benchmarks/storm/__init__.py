@@ -12,5 +12,5 @@ The scenarios, the model of the downstream, the figures and their names are thos
 that a simulated and a real run can be held against each other, number by number.
 
 `cases` says what is run, `app` is what the workers run, `downstream` is whom they call, `run` makes a run of them,
-`table` shows what came of it.
+`table` shows what came of it, `results` reads it again, `simulated` has the same happen in the simulation.
 """

@@ -20,23 +20,21 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dramatiq_guard.simulation.downstream import Downstream
-from dramatiq_guard.simulation.scenario import Phase, Scenario
 
-__all__ = ["clock", "decoded"]
+from .results import decoded
+
+if TYPE_CHECKING:
+    from dramatiq_guard.simulation.scenario import Scenario
+
+__all__ = ["clock"]
 
 
 def clock() -> float:
     """Milliseconds, the same in all processes of the machine."""
     return time.monotonic() * 1000
-
-
-def decoded(text: str) -> Scenario:
-    """A scenario from its JSON."""
-    given: dict[str, Any] = json.loads(text)
-    return Scenario(**{**given, "phases": tuple(Phase(**phase) for phase in given["phases"])})
 
 
 class _Server:
@@ -111,6 +109,6 @@ async def _serve(server: _Server) -> None:
 
 
 if __name__ == "__main__":
-    serving = _Server(decoded(sys.argv[1]))
+    serving = _Server(decoded(json.loads(sys.argv[1])))
     asyncio.run(_serve(serving))
     Path(sys.argv[2]).write_text(json.dumps(serving.book))

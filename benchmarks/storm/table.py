@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from .cases import TARGETS
+from .results import medians
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +21,7 @@ __all__ = ["document", "middle", "missed", "tables"]
 
 def middle(storms: Sequence[Storm]) -> dict[str, float | None]:
     """The figures of the rounds of one case: the middle one of each; none where a round has none."""
-    rows = [storm.row() for storm in storms]
-    return {
-        name: None if any(row[name] is None for row in rows) else statistics.median(row[name] for row in rows)
-        for name in rows[0]
-    }
+    return medians([storm.row() for storm in storms])
 
 
 def missed(case: Case, row: dict[str, float | None]) -> list[str]:
