@@ -1,4 +1,4 @@
-"""A queue that is all for one downstream is held at the broker while that is out: nothing churned, nothing reordered."""
+"""A queue that is all for one downstream is held at the broker while that is out: none is churned, none overtakes."""
 
 from __future__ import annotations
 
