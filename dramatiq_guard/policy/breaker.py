@@ -261,7 +261,7 @@ _PROOF = 0.75
 #: The share of the failures that a cut must leave for them not to come from the load.
 _FUTILE = 0.75
 #: The probes are at most this share of the load before.
-_PROBES = 0.06
+_PROBES = 0.05
 #: The longest time for which a message is put off, apart from half the age of the outage.
 _PUT_OFF = 10_000
 

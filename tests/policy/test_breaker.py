@@ -419,16 +419,29 @@ def test_tokens_go_out_evenly() -> None:
     """A batch from the delay queue does not reach the downstream as a batch."""
     gate = leased(replace(PACED, tokens=4), waiting=6)
     went = [now for now in range(0, 200, 10) if gate.wait_over(now)]
-    assert went == [0, 40, 80, 120]
+    assert went == [0, 50, 90, 140]
     assert gate.waiting == 2
-    assert gate.wake_at(100) == 150
+    assert gate.wake_at(100) == 180
+
+
+def test_one_lease_follows_another_without_a_burst() -> None:
+    """The first of the next is as far behind the last of this one as they are from each other."""
+    gate = leased(replace(PACED, tokens=4), room=9, waiting=9)
+    went = [now for now in range(0, 150, 10) if gate.wait_over(now)]
+    gate.ask(150)
+    gate.learn(replace(PACED, tokens=4), 150, 0.0)
+    went += [now for now in range(150, 330, 10) if gate.wait_over(now)]
+    assert went == [0, 50, 90, 140, 180, 230, 270, 320]
+    gate.ask(400)
+    gate.learn(replace(PACED, tokens=1), 400, 0.0)
+    assert gate.wait_over(400), "after a while with none it goes at once"
 
 
 def test_a_token_at_hand_admits_at_once() -> None:
     """A message waits only where there is none, or where others wait."""
     gate = leased(replace(PACED, tokens=2))
     assert gate.arrive(0, 0.5).move is Move.ADMIT
-    assert gate.wake_at(10) == 76
+    assert gate.wake_at(10) == 91
     assert gate.arrive(10, 0.5).move is Move.WAIT
     assert gate.arrive(150, 0.5).move is Move.WAIT
     assert gate.wait_over(150) is not None
@@ -444,7 +457,7 @@ def test_who_waits_with_nothing_at_hand_asks_soon() -> None:
 def test_where_the_room_is_the_limit_the_gate_asks_sooner() -> None:
     """All that was wanted was granted, so more may be had."""
     gate = leased(replace(PACED, tokens=2), waiting=2)
-    assert gate.look_at == 150
+    assert gate.look_at == 180
     assert gate.wait_over(0)
     assert gate.wait_over(120)
     assert gate.look_at == 120
