@@ -1,6 +1,6 @@
 """A downstream's outage, simulated: what each policy makes of it, with the very policy code that workers run.
 
-    python benchmarks/simulate.py [--quick | --full | --like REAL.json] [--json FILE] [--pictures DIRECTORY]
+    python benchmarks/simulate.py [--quick | --full | --like REAL.json [--seeds N]] [--json FILE] [--pictures DIRECTORY]
 
 Without an option: every policy at C = 100/s with 1 000 workers and three costs of rejection, and ours at C = 1 000/s
 with 10 000 workers in 100 processes, in every kind of trouble, and with a herd of 10 000 failures at once.  `--quick`
@@ -98,10 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size.add_argument("--quick", action="store_true", help="under a minute")
     size.add_argument("--full", action="store_true", help="ten seeds of the large runs")
     size.add_argument("--like", type=Path, metavar="REAL.json", help="the cases of a run of benchmarks.storm")
+    parser.add_argument("--seeds", type=int, default=simulated.ROUNDS, help="of each case, with --like (%(default)s)")
     parser.add_argument("--json", type=Path, help="write what was found here")
     parser.add_argument("--pictures", type=Path, help="draw one picture a table into this directory")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        parser.error("--seeds must be 1 at least")
     if options.like is not None:
         return _like(options, parser)
     planned = list(plans(quick=options.quick, seeds=10 if options.full else 3))
@@ -131,7 +134,7 @@ def _like(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         results = read(options.like)
     except Unreadable as unreadable:
         parser.error(str(unreadable))
-    cases = simulated.cases(results.values())
+    cases = simulated.cases(results.values(), options.seeds)
     if not cases:
         policies = ", ".join(sorted({result.policy for result in results.values()})) or "none"
         parser.error(f"nothing in {options.like} can be simulated: its policies are {policies}")
@@ -146,9 +149,11 @@ def _like(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         console.print(comparison.table(alike, title))
         if options.pictures is not None:
             _draw(alike, options.pictures, title)
-    console.print(f"{len(cases)} of {len(results)} cases of {options.like}, each the middle of {len(cases[0])} seeds")
+    console.print(
+        f"{len(cases)} of {len(results)} cases of {options.like}, each the middle of {max(map(len, cases))} seeds"
+    )
     if options.json is not None:
-        document = {"like": options.like.name, "rounds": len(cases[0])}
+        document = {"like": options.like.name, "rounds": max(map(len, cases))}
         document["runs"] = [simulated.document(rounds, each) for rounds, each in zip(cases, grouped, strict=True)]
         options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     return 0

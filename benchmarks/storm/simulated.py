@@ -23,25 +23,26 @@ if TYPE_CHECKING:
 
 __all__ = ["ROUNDS", "cases", "document", "middle", "run"]
 
-#: So many seeds at least: single runs differ by a few hundredths.
+#: So many seeds at least: single runs differ by a few hundredths, short ones by a tenth and more.
 ROUNDS = 3
 #: What `simulate` grants a run besides its patience, in milliseconds.
 _GRACE = 20_000
 
 
-def cases(results: Iterable[Result]) -> list[list[Case]]:
+def cases(results: Iterable[Result], rounds: int = ROUNDS) -> list[list[Case]]:
     """What is to be simulated: the rounds of each case whose policy the simulation knows.
 
     Parameters:
       results(Iterable[Result]): What came of the real workers.
+      rounds(int): The least number of seeds.
 
     Returns:
-      list[list[Case]]: For each such case as many seeds as it had rounds, and `ROUNDS` at least.
+      list[list[Case]]: For each such case as many seeds as it had rounds, and `rounds` at least.
     """
     return [
         [
             Case(replace(result.scenario, seed=result.scenario.seed + number), POLICIES[result.policy])
-            for number in range(max(ROUNDS, len(result.rounds)))
+            for number in range(max(rounds, len(result.rounds)))
         ]
         for result in results
         if result.policy in POLICIES

@@ -187,6 +187,14 @@ def test_the_simulation_of_a_real_run_agrees_with_itself(tmp_path: Path, capsys:
     assert 0 == agreement.main([str(twin), str(out)])
 
 
+def test_more_seeds_are_asked_for(tmp_path: Path) -> None:
+    """A short run needs more of them than the real one has rounds; fewer than that there never are."""
+    real, out = written(tmp_path / "real.json", entry("guard", [DONE] * 2)), tmp_path / "simulated.json"
+    for seeds, rounds in ((5, 5), (1, 2)):
+        simulate.main(["--like", str(real), "--json", str(out), "--jobs", "1", "--seeds", str(seeds)])
+        assert [rounds] == [len(each.rounds) for each in read(out).values()]
+
+
 def test_nothing_to_simulate_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run of peers alone, or no file at all, is an error that names it."""
     real = written(tmp_path / "real.json", entry("celery", [DONE]))
