@@ -33,6 +33,8 @@ _ROOM = 1_000
 _STORE_OUT = 1_000
 #: Milliseconds until it is asked again whether a queue is still held, while messages have their turns, and while none.
 _HOLD, _HOLD_LONG = 10, 50
+#: Milliseconds over which those that waited go when the breaker closes: all at once they might open it again.
+_DISPERSAL = 500
 #: A message of a queue that is held is put off for this share of the time that others are: there are few of them.
 _SOONER = 0.2
 
@@ -174,10 +176,14 @@ class Gate:
 
     def wait_over(self, now: int) -> Answer | None:
         """Whether the message that has waited longest may run now; None if it has to wait on."""
-        if self._lease.mode.admits_freely or self._take(now):
-            self.waiting -= 1
-            return Answer(Move.ADMIT, period=self._period)
-        return None
+        if self._lease.mode.admits_freely:
+            if now < self._next:
+                return None
+            self._next += self._gap
+        elif not self._take(now):
+            return None
+        self.waiting -= 1
+        return Answer(Move.ADMIT, period=self._period)
 
     def give_up(self, now: int, u: float) -> Answer:
         """A message does not wait any longer: it is put off."""
@@ -219,7 +225,9 @@ class Gate:
 
     def wake_at(self, now: int) -> int:
         """When something may change for those that wait."""
-        return max(now + 1, min(self.look_at, int(self._next) + 1 if self._tokens else self.look_at))
+        if self._tokens or self._lease.mode.admits_freely:
+            return max(now + 1, min(self.look_at, int(self._next) + 1))
+        return max(now + 1, self.look_at)
 
     def ask(self, now: int) -> Report:
         """Make the report that is due; `learn` or `lost` follows."""
@@ -250,7 +258,8 @@ class Gate:
           now(int): The time.
           u(float): A random number from [0, 1), which keeps the processes from asking in step.
         """
-        if (lease.mode, lease.since) != (self._lease.mode, self._lease.since):
+        again = (lease.mode, lease.since) == (self._lease.mode, self._lease.since)
+        if not again:
             self._period += 1
             self._ok = self._bad = 0
         self.asking = False
@@ -260,9 +269,13 @@ class Gate:
         # All that was wanted was granted: it is not the rate that limits, but how many may wait.
         self._eager = lease.tokens == self._wanted
         wait = round(lease.look * (0.9 + 0.2 * u))
-        self._gap = wait / max(1, lease.tokens)
-        # As far behind the last one of the lease before as behind each other: leases show in no burst.
-        self._next = min(max(self._next, float(now)), now + self._gap)
+        if lease.mode.admits_freely:
+            self._gap = _DISPERSAL / max(1, self.waiting)
+        else:
+            self._gap = wait / max(1, lease.tokens)
+        # As far behind the last one of the lease before as behind each other, and the first anywhere: leases make no
+        # burst, neither of one process nor of many.
+        self._next = min(max(self._next, float(now)), now + self._gap) if again else now + u * self._gap
         self.look_at = now + wait
         if self._bad:
             self._told_soon(now)  # what failed while the report was under way
@@ -273,6 +286,7 @@ class Gate:
         self._lease = Lease(Mode.CLOSED, -1)
         self._period += 1
         self._tokens = 0
+        self._gap, self._next = 0.0, float(now)
         self.look_at = now + _STORE_OUT
 
     def _told_soon(self, now: int) -> None:

@@ -437,6 +437,28 @@ def test_one_lease_follows_another_without_a_burst() -> None:
     assert gate.wait_over(400), "after a while with none it goes at once"
 
 
+def test_processes_begin_a_recovery_apart() -> None:
+    """They may learn of it at one moment; their first messages go at different ones."""
+    gate = Gate(8, 0)
+    gate.ask(0)
+    gate.learn(OPEN, 0, 0.0)
+    assert gate.arrive(0, 0.5).move is Move.WAIT
+    gate.ask(100)
+    gate.learn(replace(PACED, tokens=4), 100, 0.5)
+    assert [now for now in (100, 120, 130) if gate.wait_over(now)] == [130]
+
+
+def test_when_it_closes_those_that_wait_do_not_go_at_once() -> None:
+    """A hundred processes with a few each would be a burst that opens it again; who arrives meanwhile goes freely."""
+    gate = leased(PACED, waiting=5)
+    gate.ask(100)
+    gate.learn(Lease(Mode.CLOSED, 10, look=5_000), 100, 0.0)
+    assert gate.wake_at(100) == 101
+    went = [now for now in range(100, 700, 20) if gate.waiting and gate.wait_over(now)]
+    assert went == [100, 200, 300, 400, 500]
+    assert gate.arrive(110, 0.5).move is Move.ADMIT
+
+
 def test_a_token_at_hand_admits_at_once() -> None:
     """A message waits only where there is none, or where others wait."""
     gate = leased(replace(PACED, tokens=2))
