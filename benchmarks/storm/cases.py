@@ -104,7 +104,7 @@ def outage(
 
 def quick(seed: int = 1) -> list[Case]:
     """A few cases in three minutes."""
-    base = replace(outage(8, begins=6, after=8), seed=seed)
+    base = replace(outage(8, begins=4, after=12), seed=seed)
     return [
         Case(base, POLICIES["guard"]),
         Case(replace(base, processes=2), POLICIES["guard"]),
