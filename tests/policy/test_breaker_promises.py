@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dramatiq_guard.policy.breaker import Limits, Mode, Report, State, Tally, force, step
+from dramatiq_guard.policy.breaker import Lease, Limits, Mode, Report, State, Tally, force, step
+from dramatiq_guard.policy.gate import Gate, Move
 
 LIMITS = Limits()
 #: Closed for a minute, at 100 answers per second.
@@ -126,3 +127,38 @@ def test_every_outage_ends_soon_after_the_downstream_is_back(
         left = max(0, left - running)
         look = min(lease.look, 1_000)
     assert left == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    moves=st.lists(
+        st.one_of(
+            st.tuples(st.just("arrive"), st.integers(0, 60)),
+            st.tuples(st.just("wait"), st.integers(0, 60)),
+            st.tuples(st.just("report"), st.integers(0, 9)),
+        ),
+        min_size=10,
+        max_size=80,
+    )
+)
+def test_a_gate_lets_through_no_more_than_it_was_leased(moves: list[tuple[str, int]]) -> None:
+    """Each token admits one message, or is given back with the next report; and they go out one after the other."""
+    lease = Lease(Mode.RECOVERING, 9, look=200, apart=50.0, soonest=200, latest=10_200)
+    gate, now, leased, admitted = Gate(8, 0), 0, 0, 0
+    gate.ask(now)
+    gate.learn(lease, now, 0.5)
+    for move, number in moves:
+        if move == "report":
+            report = gate.ask(now)
+            assert report.unused == leased - admitted
+            assert report.wants == gate.waiting
+            leased, admitted = number, 0
+            gate.learn(replace(lease, tokens=number), now, 0.5)
+            continue
+        now += number
+        if move == "arrive":
+            admitted += gate.arrive(now, 0.5).move is Move.ADMIT
+        elif gate.waiting:
+            admitted += gate.wait_over(now) is not None
+        assert admitted <= leased
+        assert 0 <= gate.waiting <= gate.room
