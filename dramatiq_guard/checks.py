@@ -164,9 +164,10 @@ def stores_answer(setup: Setup) -> Iterator[Problem]:
         try:
             store.ping()
         except StoreUnavailable as error:
+            meanwhile = getattr(middleware, "without_store", "messages that need it wait")
             yield Problem(
                 "stores_answer",
-                f"The store of {type(middleware).__name__} does not answer ({error}); messages that need it wait.",
+                f"The store of {type(middleware).__name__} does not answer ({error}); {meanwhile}.",
                 fatal=False,
             )
         except SetupError as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dramatiq import Actor
 
-__all__ = ["CHECKS", "check_actor", "look_up", "number"]
+__all__ = ["CHECKS", "announced", "check_actor", "look_up", "number"]
 
 
 def look_up(name: str, message: Mapping[str, Any], actor: Mapping[str, Any], default: Any) -> Any:
@@ -34,6 +34,11 @@ def look_up(name: str, message: Mapping[str, Any], actor: Mapping[str, Any], def
         except (TypeError, ValueError):
             pass
     return actor.get(name, default)
+
+
+def announced(message: Mapping[str, Any], actor: Mapping[str, Any]) -> Any:
+    """The errors that an actor announces in its ``throws``, which Dramatiq looks up like this; none is ``()``."""
+    return message.get("throws") or actor.get("throws") or ()
 
 
 def check_actor(actor: Actor[Any, Any]) -> None:

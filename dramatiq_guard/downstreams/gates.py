@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from dramatiq.logging import get_logger
 
 from .. import clock, telemetry
-from ..errors import HeldBack, StoreError
+from ..errors import HeldBack, StoreError, StoreUnavailable
 from ..policy.breaker import Limits, Mode, State, step
 from ..policy.gate import Gate, Move
 
@@ -31,6 +31,9 @@ __all__ = ["Gates"]
 #: Milliseconds for which a message waits in its thread for its turn, and the longest sleep of whoever waits or reports.
 _PATIENCE: Final = 2_000
 _NAP: Final = 1_000
+#: A downstream that is well and from which nothing has come for so long is not reported of, and asked about anew by the
+#: next message; and after the longer time it is forgotten.
+_IDLE, _FORGOTTEN = 15_000, 3_600_000
 
 #: What the log says of a downstream that comes into a mode.
 _SAID: Final = {
@@ -45,12 +48,15 @@ _SAID: Final = {
 class _Downstream:
     """One downstream, as this process knows it."""
 
-    __slots__ = ("answers", "changed", "free", "gate", "meeting", "met", "mode", "name")
+    __slots__ = ("answers", "called_at", "changed", "free", "gate", "meeting", "met", "mode", "name", "out")
 
     def __init__(self, name: str, gate: Gate) -> None:
         self.name = name
         self.gate = gate
-        self.mode = gate.mode
+        self.mode: Mode | None = None
+        #: When a report had something to tell last, and whether the last one failed.
+        self.called_at = clock.monotonic()
+        self.out = False
         #: Held while the gate is asked or told something; whoever waits for a turn waits for it to be notified.
         self.changed = threading.Condition(threading.Lock())
         #: The period in which messages go without asking; and one entry for each that was answered in it.  Neither
@@ -78,7 +84,7 @@ class Gates:
         self._known: dict[str, _Downstream] = {}
         self._adding = threading.Lock()
         self._news = threading.Event()
-        self._closed = False
+        self._workers = 0
         self._store_is_out = False
         self._thread: threading.Thread | None = None
 
@@ -89,16 +95,27 @@ class Gates:
           room(int): How many threads may wait for one downstream at a time.
         """
         self.room = room
-        self._known = {}
-        self._news = threading.Event()
-        self._closed = self._store_is_out = False
-        self._thread = threading.Thread(target=self._run, name="dramatiq-guard-breakers", daemon=True)
+        with self._adding:
+            self._workers += 1
+            if self._workers > 1 and self._thread is not None and self._thread.is_alive():
+                return  # a second worker of this process: one thread reports for both
+            self._known = {}
+            self._news = threading.Event()
+            self._store_is_out = False
+            self._thread = threading.Thread(
+                target=self._run, args=(self._news, self._known), name="dramatiq-guard-breakers", daemon=True
+            )
         self._thread.start()
 
     def close(self) -> None:
         """End; the worker has shut down."""
-        self._closed = True
-        self._news.set()
+        with self._adding:
+            self._workers = max(0, self._workers - 1)
+            news = self._news
+            if not self._workers:
+                # What ends its thread, and no later one.
+                self._known = {}
+        news.set()
 
     def admitted(self, name: str) -> int | None:
         """Whether messages go to a downstream without asking; gives what `answered` is to be told."""
@@ -176,6 +193,8 @@ class Gates:
             return  # the worker was booted anew meanwhile
         with downstream.changed:
             now = clock.monotonic()
+            downstream.called_at = now
+            downstream.met = True  # if it was at rest: what began before has ended now
             downstream.gate.done(period, now, ok=ok, retry_after=retry_after)
             news = downstream.gate.due(now) or downstream.gate.look_at < now + _NAP
         if news:
@@ -190,14 +209,35 @@ class Gates:
         next_at = clock.monotonic() + _NAP
         for downstream in list(self._known.values()):
             if not downstream.met:
-                continue  # whoever meets it is asking
+                self._forget(downstream)
+                continue  # whoever meets it is asking, or nobody calls it
             with downstream.changed:
                 now = clock.monotonic()
                 report = self._ask(downstream, now) if downstream.gate.due(now) else None
             if report is not None:
+                if downstream.free is not None and not downstream.out and self._idle(downstream, report):
+                    continue
                 self._exchange(downstream, report)
             next_at = min(next_at, downstream.gate.look_at)
         return max(1, next_at - clock.monotonic())
+
+    def _idle(self, downstream: _Downstream, report: Report) -> bool:
+        """Let a downstream rest that is well and that nobody calls: names made of messages have no end."""
+        now = clock.monotonic()
+        if report.ok or report.bad or report.retry_after is not None:
+            downstream.called_at = now
+        if now - downstream.called_at < _IDLE:
+            return False
+        with downstream.changed:
+            downstream.gate.asking = False
+            downstream.free = None
+            downstream.met = False
+        return True
+
+    def _forget(self, downstream: _Downstream) -> None:
+        if clock.monotonic() - downstream.called_at >= _FORGOTTEN and not downstream.meeting.locked():
+            with self._adding:
+                self._known.pop(downstream.name, None)
 
     def _add(self, name: str) -> _Downstream:
         with self._adding:
@@ -210,6 +250,11 @@ class Gates:
         """Ask about a downstream before the first message goes there: it may be out, or paused, as all others know."""
         with downstream.meeting:
             if downstream.met:
+                return
+            if self._store_is_out:
+                # It is known to be: nobody waits for it again, for each name that is met meanwhile.
+                self._lost(downstream)
+                downstream.met = True
                 return
             with downstream.changed:
                 report = self._ask(downstream, clock.monotonic())
@@ -245,18 +290,18 @@ class Gates:
         try:
             lease = self.store.update(downstream.name, change)
         except Exception as error:
-            if not self._store_is_out:
+            if not downstream.out and not self._store_is_out:
                 self.logger.warning(
                     "The store of CircuitBreaker does not answer (%s); all messages go freely until it does.",
                     error,
                     exc_info=not isinstance(error, StoreError),
                 )
-            self._store_is_out = True
-            with downstream.changed:
-                downstream.gate.lost(clock.monotonic())
-                downstream.free = downstream.gate.free
-                downstream.changed.notify_all()
+            downstream.out = True
+            # A server that answers with an error is there: what is wrong is this one record.
+            self._store_is_out = self._store_is_out or isinstance(error, StoreUnavailable)
+            self._lost(downstream)
             return
+        downstream.out = False
         if self._store_is_out:
             self._store_is_out = False
             self.logger.warning("The store of CircuitBreaker answers again.")
@@ -265,13 +310,20 @@ class Gates:
             downstream.free = downstream.gate.free
             downstream.changed.notify_all()
         if lease.mode is not downstream.mode:
+            first = downstream.mode is None
             downstream.mode = lease.mode
             telemetry.breaker_is(downstream.name, lease.mode.value)
-            self.logger.warning("Downstream %r %s.", downstream.name, _SAID[lease.mode])
+            if not first or lease.mode is not Mode.CLOSED:
+                self.logger.warning("Downstream %r %s.", downstream.name, _SAID[lease.mode])
 
-    def _run(self) -> None:
-        news = self._news
-        while not self._closed:
+    def _lost(self, downstream: _Downstream) -> None:
+        with downstream.changed:
+            downstream.gate.lost(clock.monotonic())
+            downstream.free = downstream.gate.free
+            downstream.changed.notify_all()
+
+    def _run(self, news: threading.Event, known: dict[str, _Downstream]) -> None:
+        while known is self._known:
             try:
                 next_in = self.report()
             except Exception:

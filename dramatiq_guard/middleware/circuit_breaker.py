@@ -15,6 +15,7 @@ A duplicate of finished work asks nobody: it stands inside the idempotency guard
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dramatiq.common import dq_name
@@ -23,6 +24,7 @@ from dramatiq.logging import get_logger
 from ..delivery import carrier_of, count
 from ..downstreams.gates import Gates
 from ..errors import SetupError
+from ..options import announced
 from ..policy.breaker import Limits
 from ..policy.gate import waiting_room
 from ..policy.verdict import Kind
@@ -67,6 +69,8 @@ class CircuitBreaker(GuardMiddleware):
     """
 
     place: ClassVar[int] = 6
+    #: What a set-up check says of a store that does not answer.
+    without_store: ClassVar[str] = "messages go freely until it does"
 
     def __init__(
         self,
@@ -83,10 +87,10 @@ class CircuitBreaker(GuardMiddleware):
                 f"CircuitBreaker: store must keep breakers, e.g. connect('redis://…').breakers, not {store!r}"
             )
         _check("failure_ratio", failure_ratio, "a share above 0 and below 1", lambda share: 0 < share < 1)
-        _check("min_failures", min_failures, "a number from 1", lambda number: number >= 1)
-        _check("first_rate", first_rate, "a number of messages per second above 0", lambda rate: rate > 0)
+        _check("min_failures", min_failures, "a whole number from 1", _whole)
+        _check("first_rate", first_rate, "a number of messages per second above 0", lambda rate: 0 < rate < inf)
         if waiting_threads is not None:
-            _check("waiting_threads", waiting_threads, "a number of threads from 1", lambda number: number >= 1)
+            _check("waiting_threads", waiting_threads, "a whole number of threads from 1", _whole)
         self.store = store
         self.waiting_threads = waiting_threads
         self.gates = Gates(
@@ -138,20 +142,21 @@ class CircuitBreaker(GuardMiddleware):
             return proceed()
         gates = self.gates
         period = gates.admitted(downstream)
+        consumer: Any = delivery.consumer
         if period is None:
             period = gates.enter(
                 downstream,
                 again=bool(count(carrier_of(delivery.options).get("deferrals"))),
                 hurried=lambda: delivery.shutting_down,
             )
-            consumer: Any = delivery.consumer
-            consumer.passed(delivery)
+        # Also where all is well: what runs for an hour must not count as waiting when its downstream fails meanwhile.
+        consumer.passed(delivery)
         try:
             result = proceed()
         except BaseException as error:
             verdict = delivery.stack.verdict(delivery, error)
             if verdict.kind in (Kind.RETRYABLE, Kind.PERMANENT):
-                failed = verdict.kind is Kind.RETRYABLE
+                failed = verdict.kind is Kind.RETRYABLE and not self._by_design(delivery, error)
                 gates.left(downstream, period, ok=not failed, retry_after=verdict.retry_after if failed else None)
             raise
         gates.answered(downstream, period)
@@ -179,6 +184,11 @@ class CircuitBreaker(GuardMiddleware):
                 found.setdefault(actor.queue_name, set()).add(self._downstreams.get(actor.actor_name))
         alone = {queue_name: next(iter(names)) for queue_name, names in found.items() if len(names) == 1}
         return {queue_name: name for queue_name, name in alone.items() if isinstance(name, str)}
+
+    def _by_design(self, delivery: Delivery, error: BaseException) -> bool:
+        """Whether the actor's ``throws`` names the error: then it is an answer, whatever the verdict on its type."""
+        actor = delivery.stack.broker.actors.get(delivery.actor_name)
+        return isinstance(error, announced(delivery.message.options, {} if actor is None else actor.options))
 
     def _declare(self, actor: Actor[Any, Any]) -> None:
         downstream = actor.options.get("downstream")
@@ -212,6 +222,10 @@ class CircuitBreaker(GuardMiddleware):
 
 
 _FAILED: Any = object()
+
+
+def _whole(number: float) -> bool:
+    return isinstance(number, int) and number >= 1
 
 
 def _check(name: str, value: Any, wanted: str, sound: Callable[[Any], bool]) -> None:

@@ -26,7 +26,7 @@ from ..delivery import CARRIER, Due, Successor, carrier_of, count, delivery_of
 from ..errors import SetupError
 from ..failure_log import LOG_MODES, FailureLog, LogMode
 from ..history import extended, first_failure
-from ..options import look_up, number
+from ..options import announced, look_up, number
 from ..policy.backoff import Backoff
 from ..policy.decision import Counts, Decision, Limits, Step, decide
 from ..policy.duration import milliseconds
@@ -249,8 +249,7 @@ class JitterBackoff(GuardMiddleware, Retries):
         actor = delivery.stack.broker.actors.get(delivery.actor_name)
         actor_options: Mapping[str, Any] = actor.options if actor is not None else {}
         verdict = delivery.stack.verdict(delivery, error)
-        kinds: Any = message.options.get("throws") or actor_options.get("throws")
-        throws = bool(kinds) and isinstance(error, kinds)
+        throws = isinstance(error, announced(message.options, actor_options))
         limits, backoff = self.plan(actor_options, delivery.options)
         retry_when = None
         if not throws:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .. import telemetry
 from ..delivery import delivery_of
 from ..errors import SetupError
+from ..options import announced
 from .base import GuardMiddleware
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Tracing(GuardMiddleware):
         throws = None
         if exception is not None:
             actor = broker.actors.get(message.actor_name)
-            throws = message.options.get("throws") or (actor and actor.options.get("throws"))
+            throws = announced(message.options, {} if actor is None else actor.options)
         telemetry.attempt_ended(delivery, exception, throws=throws)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:

@@ -262,8 +262,12 @@ _PROOF = 0.75
 _FUTILE = 0.75
 #: The probes are at most this share of the load before.
 _PROBES = 0.05
-#: The longest time for which a message is put off, apart from half the age of the outage.
-_PUT_OFF = 10_000
+#: The longest time for which a message is put off: half the age of the outage, between these.
+_PUT_OFF, _LONGEST_PUT_OFF = 10_000, 900_000
+#: Processes that have said nothing for so long were not there.
+_ABSENT = 10_000
+#: Servers that take over from each other may differ by so much.
+_SKEW = 2_000
 
 
 def step(limits: Limits, state: State, report: Report, now: int) -> tuple[State, Lease]:
@@ -280,7 +284,9 @@ def step(limits: Limits, state: State, report: Report, now: int) -> tuple[State,
     """
     if not state.at:
         # The first report of all: what it tells of took as long as it says, and not since 1970.
-        state = replace(state, at=now - report.span)
+        state = replace(state, at=now - report.span, opened_at=state.opened_at or now)
+    if now < state.at - _SKEW:
+        state = _set_back(state, state.at - now)
     now = max(now, state.at)
     state = _pass_time(limits, state, now)
     state = _count(limits, state, report)
@@ -291,6 +297,27 @@ def step(limits: Limits, state: State, report: Report, now: int) -> tuple[State,
     elif state.mode is Mode.RECOVERING:
         state = _recovering(limits, state)
     return _lease(limits, state, report)
+
+
+def _set_back(state: State, by: int) -> State:
+    """The same state on a clock that was ahead, and has been put right: waiting for it might take years."""
+
+    def back(moment: int) -> int:
+        return max(0, moment - by)
+
+    return replace(
+        state,
+        at=back(state.at),
+        opened_at=back(state.opened_at),
+        floor=back(state.floor),
+        cut_at=back(state.cut_at),
+        hungry_at=back(state.hungry_at),
+        away_until=back(state.away_until),
+        line_until=back(state.line_until),
+        probe_at=back(state.probe_at),
+        probe_until=back(state.probe_until),
+        streak_at=back(state.streak_at),
+    )
 
 
 def force(state: State, mode: Mode, now: int) -> State:
@@ -335,6 +362,8 @@ def _pass_time(limits: Limits, state: State, now: int) -> State:
         recent=recent,
         present=present,
         rate=rate,
+        # Where no process was there, there was nobody who could have waited: a recovery is not over for it.
+        hungry_at=now if elapsed >= _ABSENT else state.hungry_at,
         level=min(full, state.level + rate * paid / 1000),
         trial=state.trial.plus(0, 0, elapsed),
     )
@@ -555,4 +584,4 @@ def _lease(limits: Limits, state: State, report: Report) -> tuple[State, Lease]:
 
 def _latest(state: State) -> int:
     """How far a message is put off at most: where an outage has been long, nobody needs to look soon."""
-    return max(_PUT_OFF, (state.at - state.opened_at) // 2)
+    return min(max(_PUT_OFF, (state.at - state.opened_at) // 2), _LONGEST_PUT_OFF)

@@ -225,9 +225,11 @@ class Gate:
 
     def wake_at(self, now: int) -> int:
         """When something may change for those that wait."""
+        # Whoever waits for the answer of the store is told when it is there.
+        look_at = now + _STORE_OUT if self.asking else self.look_at
         if self._tokens or self._lease.mode.admits_freely:
-            return max(now + 1, min(self.look_at, int(self._next) + 1))
-        return max(now + 1, self.look_at)
+            look_at = min(look_at, int(self._next) + 1)
+        return max(now + 1, look_at)
 
     def ask(self, now: int) -> Report:
         """Make the report that is due; `learn` or `lost` follows."""

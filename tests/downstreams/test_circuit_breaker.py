@@ -278,9 +278,11 @@ def test_what_falls_due_is_looked_for_more_often(options: dict[str, Any], looks:
     [
         ({"failure_ratio": 0}, "failure_ratio must be a share above 0 and below 1"),
         ({"failure_ratio": "half"}, "failure_ratio must be a share"),
-        ({"min_failures": 0}, "min_failures must be a number from 1"),
+        ({"min_failures": 0}, "min_failures must be a whole number from 1"),
+        ({"min_failures": 2.5}, "min_failures must be a whole number from 1"),
         ({"first_rate": -1}, "first_rate must be a number of messages per second"),
-        ({"waiting_threads": True}, "waiting_threads must be a number of threads"),
+        ({"first_rate": float("inf")}, "first_rate must be a number of messages per second"),
+        ({"waiting_threads": True}, "waiting_threads must be a whole number of threads"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], said: str) -> None:

@@ -284,8 +284,38 @@ def test_where_there_are_many_processes_each_asks_more_seldom() -> None:
 
 def test_reports_in_the_past_count_as_now() -> None:
     """A clock that goes back stops nothing."""
-    state, _ = told(recovering(), 1, wants=1, span=200)
+    state, _ = told(recovering(), 68_500, wants=1, span=200)
     assert state.at == 70_000
+
+
+def test_a_clock_that_was_far_ahead_is_not_waited_for() -> None:
+    """A server whose clock is put right, or another that takes over, must not hold a downstream back for a year."""
+    year = 365 * 86_400_000
+    state = told(opened(60_000 + year), 60_500 + year, retry_after=3_000, span=100)[0]
+    state, lease = told(state, 61_000, wants=1, span=200)
+    assert (state.mode, lease.tokens) == (Mode.OPEN, 0)
+    assert lease.soonest <= 3_000
+    assert told(state, 64_100, wants=1, span=200)[1].tokens == 1
+
+    state = recovering(70_000 + year, level=0.0)
+    state, _ = told(state, 71_000, wants=9, span=200)
+    assert told(state, 71_300, wants=9, span=200)[1].tokens > 0
+
+
+def test_a_recovery_is_not_over_because_nobody_was_there() -> None:
+    """Workers that boot into it, a minute after the last was stopped, find a backlog and no open floodgate."""
+    state, lease = told(recovering(), 130_000, wants=9, span=0)
+    assert (state.mode, lease.mode) == (Mode.RECOVERING, Mode.RECOVERING)
+    state = force(force(HEALTHY, Mode.FORCED_OPEN, 61_000), Mode.RECOVERING, 62_000)
+    assert told(state, 130_000, span=0)[0].mode is Mode.RECOVERING
+
+
+def test_nobody_is_put_off_for_more_than_a_quarter_of_an_hour() -> None:
+    """After a night's pause the last must not come back at noon."""
+    night = force(HEALTHY, Mode.FORCED_OPEN, 61_000)
+    assert told(night, 8 * 3_600_000, span=200)[1].latest <= 900_200
+    of_another_version = State(mode=Mode.FORCED_OPEN, since=1)
+    assert told(of_another_version, 1_700_000_000_000, span=200)[1].latest <= 11_000
 
 
 # By hand
