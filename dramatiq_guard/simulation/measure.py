@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Figures", "measure"]
 
+#: Milliseconds below which the time for the backlog says nothing about what is done in it.
+_SHORTEST_WINDOW = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -28,7 +31,7 @@ class Figures:
       peak_1s(float): The largest arrival rate at the downstream in any second after the recovery, by its capacity.
       peak_100ms(float): The same in any tenth of a second.
       efficiency(float): What was done in the time that a perfect policy takes to work off the backlog, by what that
-        would have done.
+        would have done; None where there is hardly any backlog.
       steady(float | None): How long it took until the backlog was gone, by a perfect policy's time; None is never.
       makespan(float | None): The same until everything was done.
       undone(int): Good jobs that were not done when the run ended.
@@ -115,7 +118,7 @@ def _steady(scenario: Scenario, recording: Recording, ideal: float) -> float | N
 
 
 def _efficiency(scenario: Scenario, recording: Recording, ideal: float) -> float | None:
-    if not 0 < ideal < float("inf"):
+    if not _SHORTEST_WINDOW <= ideal < float("inf"):
         return None
     first, last = scenario.recovery // BIN, int((scenario.recovery + ideal) // BIN)
-    return sum(recording.served[first:last]) / (scenario.capacity * ideal / 1000) if last > first else None
+    return sum(recording.served[first:last]) / (scenario.capacity * ideal / 1000)
