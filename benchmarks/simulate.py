@@ -14,7 +14,6 @@ What happens is in `dramatiq_guard.simulation`, which `dramatiq-guard simulate` 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console
 
 from benchmarks.storm import simulated
-from benchmarks.storm.results import Unreadable, read
+from benchmarks.storm.results import Unreadable, read, write
 from dramatiq_guard.simulation import comparison
 from dramatiq_guard.simulation.policies import POLICIES
 from dramatiq_guard.simulation.scenario import TROUBLES, Phase, Scenario, herd, trouble
@@ -123,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _draw(runs, options.pictures, title)
     console.print(f"{len(planned)} runs in {time.monotonic() - began:.0f} s")
     if options.json is not None:
-        options.json.write_text(json.dumps({"runs": documents, "missed": problems}, indent=1, ensure_ascii=False))
+        write(options.json, {"missed": problems}, documents)
     for problem in problems:
         console.print(f"MISSED {problem}")
     return 1 if problems else 0
@@ -153,9 +152,9 @@ def _like(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         f"{len(cases)} of {len(results)} cases of {options.like}, each the middle of {max(map(len, cases))} seeds"
     )
     if options.json is not None:
-        document = {"like": options.like.name, "rounds": max(map(len, cases))}
-        document["runs"] = [simulated.document(rounds, each) for rounds, each in zip(cases, grouped, strict=True)]
-        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        about = {"like": options.like.name, "rounds": max(map(len, cases))}
+        documents = [simulated.document(rounds, each) for rounds, each in zip(cases, grouped, strict=True)]
+        write(options.json, about, documents)
     return 0
 
 

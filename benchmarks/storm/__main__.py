@@ -6,7 +6,6 @@ python -m benchmarks.storm [--quick | --full | --peers] [--json FILE] [--picture
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import signal
 import sys
@@ -24,6 +23,7 @@ from rich.console import Console
 from dramatiq_guard.simulation.picture import draw
 
 from .cases import full, outage, peers, quick
+from .results import write
 from .run import Storm, storm
 from .table import document, middle, missed, tables
 
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if chosen.json is not None:
         about = {"python": platform.python_version(), "dramatiq": version("dramatiq"), "rounds": chosen.rounds}
-        chosen.json.write_text(json.dumps({**about, "runs": document(results)}, indent=1) + "\n")
+        write(chosen.json, about, document(results))
     if chosen.pictures is not None:
         _draw(results, chosen.pictures)
     failed = [line for case, storms in results.items() for line in missed(case, middle(storms))]

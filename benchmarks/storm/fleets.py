@@ -95,10 +95,10 @@ class Dramatiq:
             if cursor is None:
                 return self._jobs(QUEUE) | self._jobs(f"{QUEUE}.DQ"), dead
 
-    def breaker(self) -> tuple[str, float] | None:
-        """The mode and the rate of the breaker."""
+    def breaker(self) -> str | None:
+        """The mode of the breaker; None where there is none."""
         state = self._stores.breakers.read("payments")
-        return None if state is None else (state.mode.value, round(state.rate, 1))
+        return None if state is None else state.mode.value
 
     def close(self) -> None:
         self._stores.close()

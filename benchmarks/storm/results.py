@@ -1,4 +1,4 @@
-"""What came of runs, as it lies in files: read again, whoever wrote it, real workers or the simulation.
+"""What came of runs, as it lies in files: written, and read again, whoever made it, real workers or the simulation.
 
 It must not know how a run is made, nor what is held against its figures.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Result", "Unreadable", "decoded", "medians", "read"]
+__all__ = ["Result", "Unreadable", "decoded", "medians", "read", "write"]
 
 #: What every run has in a file, and of which kind.
 _PARTS = {"case": str, "scenario": dict, "policy": str, "title": str, "figures": dict, "rounds": list}
@@ -79,6 +79,19 @@ def read(path: Path) -> dict[str, Result]:
     # A simulation says what it is like.
     results = [_result(path, number, run, simulated="like" in document) for number, run in enumerate(runs, 1)]
     return {result.case: result for result in results}
+
+
+def write(path: Path, about: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> None:
+    """Write runs into a file, one a line, so that it can be looked through and compared.
+
+    Parameters:
+      path(Path): The file.
+      about(Mapping): What is to be said of them all.
+      runs(Sequence[Mapping]): The runs.
+    """
+    said = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in about.items()]
+    lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
+    path.write_text("{" + "".join(f"{each},\n" for each in said) + f'"runs": [\n{lines}\n]}}\n')
 
 
 def decoded(given: Mapping[str, Any]) -> Scenario:

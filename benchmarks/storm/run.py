@@ -55,7 +55,6 @@ class Storm:
       answers(int): How often such a job had its answer, which is the same each time; what befell it during the outage
         could not be told from what befell the others, and is not counted here.
       headroom(float): What the workers can offer, by the capacity.
-      states(tuple): The breaker from time to time: milliseconds, mode, rate.
     """
 
     case: Case
@@ -66,7 +65,6 @@ class Storm:
     bad: int
     answers: int
     headroom: float
-    states: tuple[tuple[int, str, float], ...]
 
     def row(self) -> dict[str, Any]:
         """The figures by their names."""
@@ -198,12 +196,12 @@ def storm(case: Case, directory: Path, say: Callable[[str], None] = lambda _: No
             downstream.begin(t0)
             arrivals = _Arrivals(case, fleet, t0)
             arrivals.start()
-            states = []
+            modes: list[tuple[int, str]] = []
             while (now := clock() - t0) < case.given_up_after:
                 workers.check()
-                state = fleet.breaker() if isinstance(fleet, Dramatiq) else None
-                if state is not None:
-                    states.append((round(now), *state))
+                mode = fleet.breaker() if isinstance(fleet, Dramatiq) else None
+                if mode is not None and (not modes or modes[-1][1] != mode):
+                    modes.append((round(now), mode))
                 if arrivals.over and downstream.served() >= len(arrivals.jobs):
                     break
                 say(f"{now / 1000:.0f} s of at most {case.given_up_after / 1000:.0f}")
@@ -219,7 +217,7 @@ def storm(case: Case, directory: Path, say: Callable[[str], None] = lambda _: No
     waiting, dead = left or (set(), set())
     owed = {number for number, job in enumerate(recording.jobs) if job.done < 0 or job.permanent}
     figures = measure(case.scenario, recording)
-    recording.modes = _changes(states)
+    recording.modes = modes
     return Storm(
         case,
         Run(case.scenario, case.policy, figures, curves(recording), tuple(recording.modes)),
@@ -229,7 +227,6 @@ def storm(case: Case, directory: Path, say: Callable[[str], None] = lambda _: No
         sum(job.permanent for job in recording.jobs),
         sum(status == 400 for _, _, status, _ in book),
         offered / case.scenario.capacity,
-        tuple(states),
     )
 
 
@@ -313,14 +310,6 @@ def _recording(jobs: list[Job], book: list[tuple[float, int, int, float]], ended
         ended=max(done, default=ended) if len(done) == len(jobs) else ended,
         undone=sum(job.done < 0 and not job.permanent for job in jobs),
     )
-
-
-def _changes(states: list[tuple[int, str, float]]) -> list[tuple[int, str]]:
-    changes: list[tuple[int, str]] = []
-    for at, mode, _ in states:
-        if not changes or changes[-1][1] != mode:
-            changes.append((at, mode))
-    return changes
 
 
 def _end(process: subprocess.Popen[bytes], within: float) -> None:

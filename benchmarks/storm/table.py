@@ -85,7 +85,6 @@ def document(results: dict[Case, list[Storm]]) -> list[dict[str, Any]]:
                 {
                     "figures": each.row(),
                     "modes": each.run.modes,
-                    "states": each.states,
                     "requests_per_second": each.run.requests,
                 }
                 for each in storms
