@@ -169,10 +169,14 @@ class Gate:
           int: Milliseconds until it is to be asked again; 0 if the next one may be taken.
         """
         self.held = True
-        mode = self._lease.mode
-        if mode.admits_freely or max(taken, self.waiting) < self._room(again=False):
+        lease = self._lease
+        if lease.mode.admits_freely:
             return 0
-        return _HOLD if mode is Mode.RECOVERING else _HOLD_LONG
+        # One that is to probe is taken when it may soon, so that no thread waits as long as an outage lasts.
+        early = lease.mode is Mode.OPEN and lease.soonest > lease.look
+        if not early and max(taken, self.waiting) < self._room(again=False):
+            return 0
+        return _HOLD if lease.mode is Mode.RECOVERING else _HOLD_LONG
 
     def wait_over(self, now: int) -> Answer | None:
         """Whether the message that has waited longest may run now; None if it has to wait on."""

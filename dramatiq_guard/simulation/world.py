@@ -176,6 +176,10 @@ class _World:
                 self._begin(processes[self.turn], job)
                 return
         self.queue.append(job)
+        if len(self.queue) == 1:
+            # Those that hold it look from now on whether they still do.
+            for process in processes if self.stores else ():
+                self._wake(process, int(self.env.now))
 
     def _begin(self, process: _Process, job: Job) -> None:
         process.free -= 1
@@ -226,10 +230,12 @@ class _World:
             gate.learn(store.exchange(gate.ask(now), now), now, self.random.random())
 
     def _wake(self, process: _Process, now: int) -> None:
-        """Look again when something may have changed for those that wait."""
-        if not process.waiting:
+        """Look again when something may have changed for those that wait, or are held."""
+        at = process.gate.wake_at(now)
+        if process.waiting:
+            at = min(at, int(process.waiting[0].since) + _PATIENCE)
+        elif not self.queue or process.gate.free is not None:
             return
-        at = min(process.gate.wake_at(now), int(process.waiting[0].since) + _PATIENCE)
         if process.wakes <= now or at < process.wakes:
             process.wakes = max(at, now + 1)
             self._after(process.wakes - self.env.now, self._woken, process)

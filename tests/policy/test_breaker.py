@@ -365,6 +365,7 @@ def leased(lease: Lease, room: int = 8, now: int = 0, waiting: int = 0) -> Gate:
 
 
 OPEN = Lease(Mode.OPEN, 5, look=200, soonest=500, latest=10_500)
+DUE = replace(OPEN, soonest=200)
 PACED = Lease(Mode.RECOVERING, 9, look=200, line=1_000, apart=50.0, soonest=200, latest=10_200)
 
 
@@ -425,11 +426,12 @@ def test_a_paused_gate_keeps_nobody_waiting() -> None:
 def test_a_queue_is_held_beyond_those_that_may_wait() -> None:
     """While it is open for all but the one that probes, while it recovers for what the room is for, else never."""
     assert leased(Lease(Mode.CLOSED, 3, look=5_000)).hold(100) == 0
-    assert [leased(OPEN).hold(taken) > 0 for taken in (0, 1)] == [False, True]
+    assert [leased(DUE).hold(taken) > 0 for taken in (0, 1)] == [False, True]
+    assert leased(OPEN).hold(0) > 0, "no probe is due soon"
     assert leased(replace(OPEN, mode=Mode.FORCED_OPEN)).hold(0) > 0
     assert [leased(PACED, room=8).hold(taken) > 0 for taken in (5, 6)] == [False, True]
     assert leased(PACED, room=8, waiting=6).hold(0) > 0, "those of another queue count, too"
-    assert 0 < leased(PACED).hold(8) < leased(OPEN).hold(1), "sooner where they have their turns"
+    assert 0 < leased(PACED).hold(8) < leased(DUE).hold(1), "sooner where they have their turns"
 
 
 def test_what_probes_for_a_held_queue_is_back_sooner() -> None:
