@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from dramatiq_guard import clock
 from dramatiq_guard.settle.redis_scripts import Scripts
@@ -70,14 +72,45 @@ def test_after_a_restart_no_more_than_one_command_fails(own_valkey: PrivateValke
     client = redis.Redis.from_url(own_valkey.url)
     scripts = Scripts(client)
     connections = scripts._connections
-    taken = [connections.take() for _ in range(3)]
+    now = clock.monotonic()
+    taken = [connections.take(now) for _ in range(3)]
     for each in taken:
-        connections.give(each)
+        connections.give(each, now)
     own_valkey.restart()
     with pytest.raises(redis.ConnectionError):
         scripts[SCRIPT](("n",), (1,))
 
     assert 1 == scripts[SCRIPT](("n",), (1,))
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_longer_than_the_client_says(own_valkey: PrivateValkey) -> None:
+    """The kernel ends the wait, and what is raised is what redis-py raises when Python's own timeout is over."""
+    client = redis.Redis.from_url(own_valkey.url, socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
+    scripts = Scripts(client)
+    scripts[SCRIPT](("n",), (1,))
+    (kept, _), *_ = scripts._connections._kept
+    assert kept._sock.gettimeout() is None
+
+    other = redis.Redis.from_url(own_valkey.url)
+    other.client_pause(60_000, all=False)
+    with pytest.raises(redis.TimeoutError):
+        scripts[SCRIPT](("n",), (1,))
+
+    other.client_unpause()
+    assert scripts[SCRIPT](("n",), (1,)) >= 2
+    kept.disconnect()
+
+
+def test_a_connection_that_goes_back_to_its_pool_has_its_own_timeout_again(redis_url: str) -> None:
+    """Whoever takes it next finds it as the client was set up."""
+    client = redis.Redis.from_url(redis_url, socket_timeout=7)
+    scripts = Scripts(client)
+    scripts[SCRIPT](("n",), (1,))
+    scripts._connections.clear()
+
+    connection = client.connection_pool.get_connection()
+    assert 7 == connection._sock.gettimeout()
+    connection.disconnect()
 
 
 @pytest.mark.parametrize("kind", [redis.BlockingConnectionPool, redis.ConnectionPool])

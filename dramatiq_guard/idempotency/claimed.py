@@ -97,7 +97,7 @@ class Claimed:
         self.finish: Finish | None = None
         self.result: Any = None
         #: Called just before the key is completed by a transaction: duplicates may find it done from then on.
-        self.announce: Callable[[], object] | None = None
+        self.announce: Callable[[Claimed], object] | None = None
         #: What the store could not take when the run ended, and has to be told yet.
         self.owed: Callable[[], object] | None = None
         self._decided = decided(claim.steps)
@@ -255,7 +255,7 @@ class Claimed:
                 yield connection
                 if step is None and self.announce is not None:
                     with self._shielded():
-                        self.announce()
+                        self.announce(self)
                 reach("before-commit")
             except BaseException as error:
                 with self._shielded():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import MissingKey, SetupError
 from ..policy.duration import milliseconds
-from ..policy.keys import KEY, MESSAGE, Kind, NoKey, canonical, check_names, compile_key, fingerprint, stored_key
+from ..policy.keys import KEY, MESSAGE, Kind, NoKey, canonical, check_names, compile_key, fingerprinter, stored_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dramatiq import Actor
 
     from ..delivery import Delivery
+    from ..policy.keys import Fingerprinter
 
 __all__ = ["MODES", "OPTIONS", "Plan", "Settings", "plan_for"]
 
@@ -64,8 +65,7 @@ class Plan:
       namespace(str): The same, for all actors of a guard.
       mode(str): ``lease``, ``atomic`` or ``inbox``.
       source(Callable | None): Makes a key of a message; without one, its id is the key.
-      signature(inspect.Signature): The actor's.
-      compared(tuple[str, ...] | None): The parameters whose values the fingerprint is made of; ``None`` for all.
+      fingerprint(Fingerprinter): Takes the fingerprint of a payload.
       strict(bool | None): Whether another payload under the same key is refused; ``None`` where the key is a business
         key, and not where it is the message's id.
       on_missing_key(str): ``error``, ``message`` or ``unguarded``.
@@ -85,8 +85,7 @@ class Plan:
     namespace: str
     mode: str
     source: Callable[..., Any] | None
-    signature: inspect.Signature
-    compared: tuple[str, ...] | None
+    fingerprint: Fingerprinter
     strict: bool | None
     on_missing_key: str
     on_busy: str
@@ -141,7 +140,7 @@ class Plan:
         if self.strict is False:
             return None
         message = delivery.message
-        return fingerprint(message.args, message.kwargs, self.signature, self.compared)
+        return self.fingerprint(message.args, message.kwargs)
 
     def _stored(self, kind: Kind, value: Any) -> str:
         return stored_key(self.namespace, self.scope, kind, canonical(value))
@@ -209,8 +208,7 @@ def _plan(actor: Actor[Any, Any], settings: Settings, options: Mapping[str, Any]
         namespace=settings.namespace,
         mode=mode,
         source=None if key is None else compile_key(key, signature, actor_name=actor.actor_name),
-        signature=signature,
-        compared=compared,
+        fingerprint=fingerprinter(signature, compared),
         strict=strict,
         on_crash=on_crash,
         remember_failures=_failures(options.get("remember_failures")),

@@ -205,7 +205,8 @@ class IdempotencyGuard(GuardMiddleware):
             return replay(self.keyring, plan, delivery, claimed.claim, key, self.plans)
         if claimed.store is None:
             return proceed()
-        claimed.announce = partial(begin_to_tell, self.keyring, delivery, claimed)
+        if plan.mode == "atomic":
+            claimed.announce = partial(begin_to_tell, self.keyring, delivery)
         self.keyring.leases.hold(claimed)
         try:
             reach("after-claim")

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, Literal
 from urllib.parse import quote
 
 from .canonical import NoKey, canonical
 from .key_sources import KeyOf, MessageKey, check_names, compile_key
-from .payload import fingerprint
+from .payload import Fingerprinter, fingerprint, fingerprinter
 
 __all__ = [
     "KEY",
     "MESSAGE",
+    "Fingerprinter",
     "KeyOf",
     "Kind",
     "MessageKey",
@@ -32,6 +34,7 @@ __all__ = [
     "compile_key",
     "derived_key",
     "fingerprint",
+    "fingerprinter",
     "stored_key",
 ]
 
@@ -106,6 +109,7 @@ def derived_key(stored_key: str, step: str, generation: int = 0) -> str:
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
 
 
+@lru_cache(1_024)  # a namespace and the scopes of its actors, asked for with each message
 def _escaped(name: str) -> str:
     escaped = quote(name, safe=_SAFE, errors="surrogatepass")
     # A name that looks like a hash must not be taken for that of another.

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection
 
-__all__ = ["fingerprint"]
+__all__ = ["Fingerprinter", "fingerprint", "fingerprinter"]
+
+#: Takes the fingerprint of a message's arguments and keyword arguments.
+Fingerprinter = Callable[[Sequence[Any], Mapping[str, Any]], bytes | None]
+
+_NAMED = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 #: 128 bits: two payloads of one key are compared, not all payloads of the world.
 _BYTES = 16
@@ -46,22 +52,48 @@ def fingerprint(
     Raises:
       ValueError: Names without a signature.
     """
-    if signature is None:
-        if names is not None:
-            raise ValueError("the fingerprint of named parameters needs the signature that they are in")
-        payload: list[Any] = [list(args), dict(kwargs)]
-    else:
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return None
-        payload = [{}, {}]
+    if signature is not None:
+        return fingerprinter(signature, names)(args, kwargs)
+    if names is not None:
+        raise ValueError("the fingerprint of named parameters needs the signature that they are in")
+    return _digest([list(args), dict(kwargs)])
+
+
+def fingerprinter(signature: inspect.Signature, names: Collection[str] | None = None) -> Fingerprinter:
+    """Make what takes the fingerprints of one actor's messages, as `fingerprint` does.
+
+    Parameters:
+      signature(inspect.Signature): The actor's.
+      names(Collection[str] | None): The parameters that count; None for all.
+
+    Returns:
+      Fingerprinter: Gives the fingerprint of arguments and keyword arguments.
+    """
+    parameters = signature.parameters
+    in_order = tuple(parameters)
+    simple = all(parameter.kind in _NAMED for parameter in parameters.values())
+
+    def take(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes | None:
+        if simple and not kwargs and len(args) == len(in_order):
+            given = dict(zip(in_order, args, strict=True))  # what binding would find, in a tenth of the time
+        else:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError:
+                return None
+        payload: list[dict[str, Any]] = [{}, {}]
         for name, value in given.items():
-            parameter = signature.parameters[name]
+            parameter = parameters[name]
             if parameter.kind is parameter.VAR_KEYWORD:
                 payload[1] = {key: part for key, part in value.items() if names is None or key in names}
             elif (names is None or name in names) and not _equal(value, parameter.default):
                 payload[0][name] = value
+        return _digest(payload)
+
+    return take
+
+
+def _digest(payload: object) -> bytes | None:
     try:
         return sha256(_encode(payload).encode("ascii")).digest()[:_BYTES]
     except (TypeError, ValueError, RecursionError):

@@ -57,13 +57,15 @@ class Script:
       shared(str): The file that is put in front.
     """
 
-    __slots__ = ("name", "sha", "text")
+    __slots__ = ("name", "sha", "spoken", "text")
 
     def __init__(self, name: str, *, shared: str = "common") -> None:
         folder = files(__package__) / "lua"
         self.name = name
         self.text = "\n".join((folder / f"{each}.lua").read_text("utf-8") for each in (shared, name))
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        #: How running it begins; in bytes, which clients need not look at twice.
+        self.spoken: Final = (b"EVALSHA", self.sha.encode(), b"1")
 
 
 class RedisConnection:
@@ -113,12 +115,12 @@ class RedisConnection:
 
         return self.call(f"running {script.name}", perform)
 
-    def run_raw(self, script: Script, key: str, *arguments: str | int | bytes) -> Any:
+    def run_raw(self, script: Script, key: str | bytes, *arguments: str | int | bytes) -> Any:
         """Run a script whose reply may be anything but text, also on a client that decodes what it gets.
 
         Parameters:
           script(Script): The script.
-          key(str): Its one key.
+          key(str | bytes): Its one key.
           *arguments(str | int | bytes): Its arguments.
 
         Returns:
@@ -139,7 +141,7 @@ class RedisConnection:
 
         return self._attempt(f"running {script.name}", perform)
 
-    def run_unlooked(self, script: Script, key: str, *arguments: str | int | bytes) -> Any:
+    def run_unlooked(self, script: Script, key: str | bytes, *arguments: str | int | bytes) -> Any:
         """As `run_raw`, for what is said for every message, on a connection that is not looked at first.
 
         A connection that the server has closed in the last second is noticed by the failure: for scripts that are run
@@ -147,7 +149,7 @@ class RedisConnection:
 
         Parameters:
           script(Script): The script.
-          key(str): Its one key.
+          key(str | bytes): Its one key.
           *arguments(str | int | bytes): Its arguments.
 
         Returns:
@@ -157,12 +159,13 @@ class RedisConnection:
           StoreUnavailable: The server cannot be reached, or cannot serve now.
           StoreError: The server answered with any other error.
         """
-        self._connected()
+        if self._client is None:
+            self._connected()
         kept = self._kept
         if kept is None:
             return self.run_raw(script, key, *arguments)
         try:
-            return kept.ask(b"EVALSHA", script.sha, 1, key, *arguments, as_it_is=True)
+            return kept.ask(*script.spoken, key, *arguments, as_it_is=True)
         except Exception as error:
             if type(error).__name__ != _FORGOTTEN:
                 if not _is_of_client(error):

@@ -69,18 +69,20 @@ class RedisIdempotency:
         strict: bool = True,
         park: bool = False,
     ) -> Claim:
-        answer, fence, lease_left, attempts, crashes, first_claim_at, now, same, flags, result, steps = (
-            self._run_unlooked(CLAIM, key, _text(owner), lease, retention, _given(fingerprint), int(strict), int(park))
-        )
+        asked = f"{lease} {retention} {strict:d} {park:d} {clean(owner)}".encode()
+        reply = self._run_unlooked(CLAIM, key, asked, _given(fingerprint))
+        text, result, steps = (reply, None, ()) if isinstance(reply, bytes) else reply
+        answer, *numbers = text.decode().split()
+        fence, lease_left, attempts, crashes, first_claim_at, now, same, flags = map(int, numbers)
         return Claim(
-            answer=answer.decode(),
+            answer=answer,
             fence=fence,
             lease_left=lease_left,
             attempts=attempts,
             crashes=crashes,
             first_claim_at=first_claim_at,
             now=now,
-            steps=_steps(steps),
+            steps=_steps(steps) if steps else {},
             result=result,
             flags=flags,
             same=bool(same),
@@ -94,9 +96,12 @@ class RedisIdempotency:
         return bool(self._run(STEP, key, fence, _text(name), value))
 
     def complete(self, key: str, fence: int, finish: Finish, *, retention: int) -> Ended:
-        asked = fence, finish.flags, _given(finish.result), retention
-        state, ours, flags, result = self._run_unlooked(COMPLETE, key, *asked)
-        return Ended(_STATES[state], bool(ours), result, flags)
+        asked = f"{fence} {finish.flags} {retention}".encode()
+        reply = self._run_unlooked(COMPLETE, key, asked, _given(finish.result))
+        if reply == 1:
+            return Ended(DONE, True)
+        state, flags, result = reply
+        return Ended(_STATES[state], False, result, flags)
 
     def release(self, key: str, fence: int) -> bool:
         return bool(self._run(LEAVE, key, fence, "f"))
@@ -158,11 +163,11 @@ class RedisIdempotency:
         self._connection.close()
 
     def _run(self, script: Script, key: str, *arguments: str | int | bytes) -> Any:
-        return self._connection.run_raw(script, self._base + key, *arguments)
+        return self._connection.run_raw(script, (self._base + key).encode(), *arguments)
 
     def _run_unlooked(self, script: Script, key: str, *arguments: str | int | bytes) -> Any:
         """As `_run`, for the two calls of every message: both answer as before when they are asked again."""
-        return self._connection.run_unlooked(script, self._base + key, *arguments)
+        return self._connection.run_unlooked(script, (self._base + key).encode(), *arguments)
 
 
 def _text(name: str) -> bytes:
@@ -175,7 +180,7 @@ def _given(value: bytes | None) -> bytes:
     return b"" if value is None else b"=" + value
 
 
-def _steps(flat: list[bytes]) -> dict[str, bytes]:
+def _steps(flat: Sequence[bytes]) -> dict[str, bytes]:
     return dict(zip((name.decode() for name in flat[::2]), flat[1::2], strict=True))
 
 

@@ -1,21 +1,25 @@
 -- Whether the work of a key may be done now; takes the key if so.
--- ARGV: owner, lease, retention, fingerprint, strict, park
--- Returns {answer, fence, lease left, attempts, crashes, first claim, now, same, flags, result, steps}.
+-- ARGV: "lease retention strict park owner", fingerprint
+-- Returns "answer fence lease-left attempts crashes first-claim now same flags", in one text, which clients read much
+-- faster than a list; where there is a result or steps, {that, result, steps}.
 
-local owner, lease, retention, fingerprint = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), given(ARGV[4])
-local strict, park = ARGV[5] == "1", ARGV[6] == "1"
+local lease, retention, strict, park, owner = string.match(ARGV[1], "^(%d+) (%d+) (%d) (%d) (.*)$")
+local fingerprint = given(ARGV[2])
+lease, retention, strict, park = tonumber(lease), tonumber(retention), strict == "1", park == "1"
 
 local record = known()
 local same = true
 
 local function answer(what)
-  local mine = what == "fresh" or what == "takeover"
-  local result = what == "done"
-  return {
-    what, record[FENCE], what == "busy" and record[LEASE_UNTIL] - now or 0, record[ATTEMPTS], record[CRASHES],
-    record[FIRST_CLAIM_AT], now, same and 1 or 0, result and record[FLAGS] or 0, result and record[RESULT],
-    mine and record[STEPS] or {},
-  }
+  local done = what == "done"
+  local text = string.format(
+    "%s %.0f %.0f %.0f %.0f %.0f %.0f %d %.0f", what, record[FENCE], what == "busy" and record[LEASE_UNTIL] - now or 0,
+    record[ATTEMPTS], record[CRASHES], record[FIRST_CLAIM_AT], now, same and 1 or 0, done and record[FLAGS] or 0
+  )
+  local result = done and record[RESULT]
+  local steps = (what == "fresh" or what == "takeover") and record[STEPS] or {}
+  if not result and #steps == 0 then return text end
+  return { text, result, steps }
 end
 
 local fresh, again = true, false

@@ -1,16 +1,17 @@
 -- Notes that the work of a key is done.
--- ARGV: fence, flags, result, retention of a record that is missing
--- Returns {state, ours, flags, result}.
+-- ARGV: "fence flags retention", the last of a record that is missing; result
+-- Returns 1 where it is done by this fence, and else how it stands: {state, flags, result}.
 
-local fence = tonumber(ARGV[1])
+local fence, flags, retention = string.match(ARGV[1], "(%d+) (%d+) (%d+)")
+fence = tonumber(fence)
 local record, life = known(), nil
 if not record then
-  record, life = { HELD, fence, 1, 0, now, false, 0, false, {} }, tonumber(ARGV[4])
+  record, life = { HELD, fence, 1, 0, now, false, 0, false, {} }, tonumber(retention)
 end
 if record[STATE] == HELD and record[FENCE] == fence then
-  finish(record, ARGV[2], given(ARGV[3]))
+  finish(record, flags, given(ARGV[2]))
   keep(record, life)
 end
-if record[STATE] ~= DONE then return { record[STATE], 0, 0, false } end
-if record[FENCE] == fence then return { DONE, 1, 0, false } end
-return { DONE, 0, record[FLAGS], record[RESULT] }
+if record[STATE] ~= DONE then return { record[STATE], 0, false } end
+if record[FENCE] == fence then return 1 end
+return { DONE, record[FLAGS], record[RESULT] }
