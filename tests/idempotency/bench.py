@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import dramatiq
+from dramatiq.asyncio import get_event_loop_thread, set_event_loop_thread
 from dramatiq.middleware import AsyncIO
 
 from dramatiq_guard import Classify, DeadLetter, IdempotencyGuard, JitterBackoff, install
@@ -17,6 +18,22 @@ from tests.stack.rig import build
 
 #: A retry or a deferral of these comes at once.
 FAST: dict[str, Any] = {"min_backoff": 1, "max_backoff": 5}
+
+
+class EventLoops(AsyncIO):
+    """Dramatiq's event loop, for tests with two workers: Dramatiq's own forgets the thread of the first one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads: list[Any] = []
+
+    def before_worker_boot(self, broker: Any, worker: Any) -> None:
+        super().before_worker_boot(broker, worker)
+        self._threads.append(get_event_loop_thread())
+
+    def after_worker_shutdown(self, broker: Any, worker: Any) -> None:
+        set_event_loop_thread(self._threads.pop())
+        super().after_worker_shutdown(broker, worker)
 
 
 class Bench:
@@ -44,7 +61,7 @@ class Bench:
         late: bool = False,
         **options: Any,
     ) -> None:
-        self.rig, _ = build(kind, "stock", url, extra=[AsyncIO(), *extra])
+        self.rig, _ = build(kind, "stock", url, extra=[EventLoops(), *extra])
         self.broker = self.rig.broker
         self.store = MemoryIdempotency() if store is None else store
         self.guard = IdempotencyGuard(self.store, **options)
