@@ -28,12 +28,12 @@ class EventLoops(AsyncIO):
         self._threads: list[Any] = []
 
     def before_worker_boot(self, broker: Any, worker: Any) -> None:
-        super().before_worker_boot(broker, worker)
+        super().before_worker_boot(broker, worker)  # type: ignore[no-untyped-call]
         self._threads.append(get_event_loop_thread())
 
     def after_worker_shutdown(self, broker: Any, worker: Any) -> None:
         set_event_loop_thread(self._threads.pop())
-        super().after_worker_shutdown(broker, worker)
+        super().after_worker_shutdown(broker, worker)  # type: ignore[no-untyped-call]
 
 
 class Bench:
