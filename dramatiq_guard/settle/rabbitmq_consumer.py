@@ -13,13 +13,13 @@ leave are told apart by their forks (see `forks`).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pika.exceptions
 from dramatiq.errors import ConnectionClosed
 from dramatiq.logging import get_logger
 
-from .. import host
+from .. import clock, host
 from ..delivery import delivery_of
 from ..errors import SettlementHeld
 from .consumer import GuardedConsumer
@@ -41,6 +41,10 @@ __all__ = ["RabbitmqConsumer"]
 
 _T = TypeVar("_T")
 
+#: How long, in milliseconds, what was prefetched may lie here while its queue is held.  RabbitMQ closes a channel that
+#: has not acked a message for half an hour.
+_FETCHED_ANEW: Final = 600_000
+
 
 class RabbitmqConsumer(GuardedConsumer):
     """Wraps a consumer of Dramatiq's RabbitmqBroker.
@@ -55,6 +59,7 @@ class RabbitmqConsumer(GuardedConsumer):
         super().__init__(inner, stack, queue_name)
         self.logger = get_logger("dramatiq_guard", "rabbitmq_consumer")
         host.rabbitmq_undecodable(inner, self._bury)
+        self._fetched_at = clock.monotonic()
 
     def __next__(self) -> MessageProxy | None:
         if self.stack.draining:
@@ -63,6 +68,7 @@ class RabbitmqConsumer(GuardedConsumer):
         message = _reachably(super().__next__)
         if message is None:
             return None
+        self._fetched_at = self.polled_at
         delivery = delivery_of(message)
         if not message.redelivered:
             self.stack.underway.arrive(delivery)
@@ -118,6 +124,8 @@ class RabbitmqConsumer(GuardedConsumer):
         _reachably(partial(self.inner.connection.process_data_events, time_limit=0.05))
 
     def pause(self, milliseconds: int) -> None:
+        if clock.monotonic() - self._fetched_at >= _FETCHED_ANEW:
+            _reachably(self._fetch_anew)
         _reachably(partial(self.inner.connection.process_data_events, time_limit=milliseconds / 1000))
 
     def hand_back(self, messages: list[MessageProxy]) -> int:
@@ -129,6 +137,14 @@ class RabbitmqConsumer(GuardedConsumer):
                 _reachably(partial(self.inner.connection.add_callback_threadsafe, nack))
                 back += 1
         return back
+
+    def _fetch_anew(self) -> None:
+        """Hand back what has been prefetched and lies here, to the head of the queue, and consume again."""
+        channel: Any = self.inner.channel
+        channel.cancel()
+        timeout = self.stack.booted_worker.worker_timeout / 1000 if self.stack.booted_worker is not None else 1
+        self.inner.iterator = channel.consume(self.queue_name, inactivity_timeout=timeout)
+        self._fetched_at = clock.monotonic()
 
     def promote(self, message: MessageProxy) -> None:
         if not self.alive():

@@ -13,6 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from dramatiq_guard import CircuitBreaker, Classify, DeadLetter, GracefulShutdown, JitterBackoff, connect, install
 from dramatiq_guard.policy.breaker import Mode, force
+from dramatiq_guard.settle import rabbitmq_consumer
 from tests.support.waiting import wait_until
 
 MESSAGES = 60
@@ -140,6 +141,25 @@ def test_a_paused_queue_stays_at_the_broker_and_in_its_order(place: Place) -> No
     place.force(Mode.CLOSED)
     wait_until(lambda: len(place.done) == MESSAGES, 60, lambda: place.done)
     assert [at for at in place.done if at != 0] == list(range(1, MESSAGES))
+
+
+def test_what_is_prefetched_does_not_lie_for_long_on_rabbitmq(
+    rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would close the channel for an ack that does not come: it goes back and comes again, once in a while."""
+    monkeypatch.setattr(rabbitmq_consumer, "_FETCHED_ANEW", 300)
+    with closing(Place(RabbitmqBroker(url=rabbitmq_url, confirm_delivery=True))) as place:  # type: ignore[no-untyped-call]
+        place.force(Mode.FORCED_OPEN)
+        place.send(MESSAGES)
+        place.work()
+        consumer = place.held(1)
+        tags = set(consumer.inner.channel.consumer_tags)
+        wait_until(lambda: set(consumer.inner.channel.consumer_tags).isdisjoint(tags), 20)
+
+        place.force(Mode.CLOSED)
+        wait_until(lambda: len(place.done) >= MESSAGES, 60, lambda: place.done)
+        assert sorted(place.done) == list(range(MESSAGES))
+        assert consumer is place.consumer(), "the connection was lost"
 
 
 def test_what_a_held_queue_has_prefetched_goes_back_when_the_worker_stops(place: Place) -> None:
