@@ -33,6 +33,7 @@ from ..idempotency.inbox import run_in_inbox
 from ..idempotency.keyring import Keyring
 from ..idempotency.plan import MODES, OPTIONS, check_on_crash, checked_choice, checked_lease, checked_size, plan_for
 from ..idempotency.replaying import owe_marker, replay
+from ..idempotency.retention import retention_of
 from ..idempotency.unique import UNIQUE, let_go, owe_letting_go
 from ..interrupts import call_interruptibly
 from ..policy.duration import milliseconds
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import timedelta
 
-    from dramatiq import Actor, Broker
+    from dramatiq import Actor, Broker, Message
     from dramatiq.worker import Worker
 
     from ..checks import Problem, Setup
@@ -139,6 +140,7 @@ class IdempotencyGuard(GuardMiddleware):
             raise SetupError(f"IdempotencyGuard: {error}") from error
         self.allow_eviction = allow_eviction
         self.plans: dict[str, Plan] = {}
+        self._overslept: set[str] = set()
         self.keyring = Keyring(store)
 
     @property
@@ -169,6 +171,28 @@ class IdempotencyGuard(GuardMiddleware):
         # Not before: the actors that still run need their leases.
         self.keyring.leases.close()
         super().after_worker_shutdown(broker, worker)
+
+    def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        """Say once of an actor that a message of it sleeps for longer than its key is remembered."""
+        if not delay or message.actor_name in self._overslept:
+            return
+        plan, actor = self.plans.get(message.actor_name), broker.actors.get(message.actor_name)
+        by_its_id = plan is not None and plan.source is None and not message.options.get("idempotency_key")
+        if plan is None or actor is None or by_its_id:
+            return
+        decider = next((each for each in broker.middleware if hasattr(each, "decide")), None)
+        retention = retention_of(plan, actor.options, decider)
+        if delay > retention:
+            self._overslept.add(message.actor_name)
+            self.logger.warning(
+                "Message %r of actor %r is delayed by %d ms, and its key is remembered for %d ms: if the same work is "
+                "done meanwhile, that is forgotten by then, and it is done again. Give the actor a retention above its "
+                "longest delay (said once).",
+                message.message_id,
+                message.actor_name,
+                delay,
+                retention,
+            )
 
     def problems(self, setup: Setup) -> Iterator[Problem]:
         """What is wrong with the set-up of this guard."""

@@ -86,6 +86,24 @@ def test_t81_the_guards_own_retention_is_checked_for_each_actor(in_memory: MakeB
     assert "Actor 'patient'" in found(bench)["retention"].what
 
 
+def test_t81_a_delay_beyond_the_retention_is_said(in_memory: MakeBench, caplog: pytest.LogCaptureFixture) -> None:
+    """When the message is sent, once for an actor: what is done meanwhile is forgotten when it wakes."""
+    bench = in_memory(retention=HOUR)
+    charge = charging(bench, max_retries=1)
+    unguarded = bench.actor(actor_name="unguarded")(lambda: None)
+    by_its_id = bench.actor(actor_name="by_its_id", idempotent=True, max_retries=1)(lambda: None)
+
+    charge.send_with_options(args=(1,), delay=HOUR)
+    unguarded.send_with_options(delay=DAY)
+    by_its_id.send_with_options(delay=DAY)
+    assert caplog.text == ""
+    late = charge.send_with_options(args=(2,), delay=HOUR + 1)
+    charge.send_with_options(args=(3,), delay=DAY)
+
+    assert caplog.text.count("its key is remembered for 3600000 ms") == 1
+    assert f"Message '{late.message_id}' of actor 'charge' is delayed by 3600001 ms" in caplog.text
+
+
 def test_a_retention_that_nobody_chose_is_long_enough(in_memory: MakeBench) -> None:
     """A day at least, and longer than the longest sleep; Dramatiq's own Retries sleep for a week at most."""
     bench = in_memory()
