@@ -91,10 +91,11 @@ class Fleet:
         assert len({message.args[0] for message in messages}) == len(messages), f"twice in a queue: {messages}"
         return {message.args[0]: message for message in messages}
 
-    def held(self) -> int:
-        """How many messages lie in the ack set of a process of a Redis."""
+    def held(self, *, delayed: bool = True) -> int:
+        """How many messages lie in the ack set of a process of a Redis; those that sleep in its memory, too, or not."""
         with redis.Redis.from_url(self.url) as client:
-            return sum(int(client.scard(key)) for key in client.scan_iter(f"{self.name}:__acks__.*"))  # type: ignore[arg-type]
+            keys = [key for key in client.scan_iter(f"{self.name}:__acks__.*") if delayed or not key.endswith(b".DQ")]
+            return sum(int(client.scard(key)) for key in keys)  # type: ignore[arg-type]
 
     def _declare(self, channel: Any) -> list[int]:
         kind = {"x-queue-type": "quorum"} if self.kind == "quorum" else {}

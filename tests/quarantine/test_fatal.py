@@ -144,7 +144,7 @@ def test_a_stuck_job_is_said_with_its_stack(valkey) -> None:
         command.wait_log("100 ms past its time limit")
         workers.wait_noted("finished")
         wait_until(
-            lambda: "fault" in workers.lying() and not workers.held(),
+            lambda: "fault" in workers.lying() and not workers.held(delayed=False),
             20,
             lambda: f"{workers.lying()}, {workers.held()} held; {workers.story()}",
         )
